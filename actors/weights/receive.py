@@ -5,7 +5,7 @@ The old weights serve meanwhile, and also if this fails: nothing here changes th
 
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import redis
@@ -122,7 +122,7 @@ class Receiver:
             nonlocal delta, hashing
             if blob == Blob(root=manifest.root, num_bytes=manifest.num_bytes):
                 self._forget(num_bytes=manifest.num_bytes)
-                hashing = ending.enter_context(Hashing(manifest.tensors, self.memory.flat.numpy().data))
+                hashing = ending.enter_context(closing(Hashing(manifest.tensors, self.memory.flat.numpy().data)))
                 return Place(buffer=self.memory.flat, arrived=hashing.arrived)
             if not manifest.deltas or blob != manifest.deltas[-1].blob or manifest.deltas[-1].base != self._root:
                 raise BroadcastMissed(

@@ -9,12 +9,11 @@ another order. So the hashes are of the adapters and of the folder, not of the m
 """
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from slipstream.actors.weights.refused import WeightsUnfit
 from slipstream.common.transfer.model_folder import folder_root, has_weights, tensor_shapes, weight_files
@@ -85,7 +84,10 @@ class ModelFolder:
         received = {entry.name: tensor_of(entry, buffer) for entry in manifest.tensors}
         if manifest.adapted is None:
             return received
-        weights, names, scaling = dict(self._tensors()), sorted(_adapted_names(manifest)), manifest.adapted.scaling
+        weights = dict[str, torch.Tensor]()
+        for file in weight_files(self._folder):
+            weights |= load_file(file)  # mapped into memory, and read when it is used
+        names, scaling = sorted(_adapted_names(manifest)), manifest.adapted.scaling
 
         def merged(name: str) -> torch.Tensor:
             up, down = received[name + UP], received[name + DOWN]
@@ -115,13 +117,6 @@ class ModelFolder:
             f"{wrong[0]} (offered {offered.get(wrong[0])}, expected {expected.get(wrong[0])}); does the learner train "
             "another model?"
         )
-
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in the folder, mapped into memory and read when it is used."""
-        for file in weight_files(self._folder):
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    yield name, opened.get_tensor(name)
 
 
 def _adapted_names(manifest: Manifest) -> set[str]:

@@ -80,7 +80,7 @@ class ChunkServer:
         self._router.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # otherwise ZeroMQ drops chunks that a receiver does not take
         self._router.setsockopt(zmq.LINGER, 0)
-        self._gate = key.guard_server(self._router, self._context) if key else None
+        self._authenticator = key.guard_server(self._router, self._context) if key else None
         port: int = self._router.bind_to_random_port(f"tcp://{host}")
         self.endpoint = f"tcp://{host}:{port}"
         if key is None and not host.startswith("127."):
@@ -102,8 +102,8 @@ class ChunkServer:
         """Stop serving and release the port. Idempotent."""
         self._closing.set()
         self._serving.join()
-        if self._gate is not None:
-            self._gate.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.destroy(linger=0)
 
     def _serve(self) -> None:
@@ -214,6 +214,6 @@ def _request(frames: tuple[zmq.Frame, ...], *, chunk_bytes: int) -> Request:
         request: Request = msgspec.msgpack.decode(frames[0].buffer, type=Request)
     except MALFORMED as error:
         raise WireError(f"not a request: {error}") from error
-    if isinstance(request, ChunkRequest) and (request.offset < 0 or not 0 < request.num_bytes <= chunk_bytes):
-        raise WireError(f"a request out of range, a chunk has {chunk_bytes} bytes: {request}")
+    if isinstance(request, ChunkRequest) and request.num_bytes > chunk_bytes:
+        raise WireError(f"a request for more than a chunk of {chunk_bytes} bytes: {request}")
     return request

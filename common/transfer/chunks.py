@@ -4,10 +4,13 @@ The protocol does not interpret or check a blob's bytes: the receiver does, with
 """
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 CHUNK_BYTES = 4 << 20  # in one reply; the last one of a blob has fewer
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes from the start of a blob, as files count them
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,8 +24,8 @@ class ChunkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     """A receiver asks for bytes of one blob, from any server."""
 
     root: str
-    offset: int  # bytes from the start of the blob
-    num_bytes: int
+    offset: Offset
+    num_bytes: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -47,6 +50,6 @@ class ChunkReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The header of a reply; the bytes follow in a frame of their own, empty unless the answer is HERE."""
 
     root: str
-    offset: int
+    offset: Offset
     answer: ChunkStatus
     xxh3: int  # 64-bit hash of the bytes that follow, so that damage in transit is detected at once

@@ -24,13 +24,21 @@ class CurveKey:
     public: bytes
     secret: bytes = field(repr=False)
 
-    def guard_server(self, socket: "zmq.Socket[bytes]", context: "zmq.Context[zmq.Socket[bytes]]") -> "Gate":
-        """Make `socket`, which is not bound yet, accept only clients with the key. The caller must close the gate."""
-        gate = Gate(self.public, context)
+    def guard_server(
+        self, socket: "zmq.Socket[bytes]", context: "zmq.Context[zmq.Socket[bytes]]"
+    ) -> ThreadAuthenticator:
+        """Make `socket`, which is not bound yet, accept only clients with the key; the caller must stop the result."""
+        authenticator = ThreadAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve_callback(DOMAIN, self)
         socket.zap_domain = DOMAIN.encode()
         socket.curve_server = True
         socket.curve_secretkey = self.secret
-        return gate
+        return authenticator
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a client has the run's key: the authenticator's question, once for each connection."""
+        return key == self.public
 
     def guard_client(self, socket: "zmq.Socket[bytes]") -> None:
         """Make `socket`, which is not connected yet, connect only to servers with the key."""
@@ -39,27 +47,8 @@ class CurveKey:
         socket.curve_secretkey = self.secret
 
 
-class Gate:
-    """Answers ZeroMQ's question, once for each connection, whether to accept the client's key."""
-
-    def __init__(self, public: bytes, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self._public = public
-        self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(DOMAIN, self)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the client has the run's key. pyzmq gives the method this name."""
-        return key == self._public
-
-    def close(self) -> None:
-        """Stop answering. Idempotent."""
-        self._authenticator.stop()
-
-
 def new_secret() -> str:
-    """Make a new key and return its secret half. Raises ConfigError."""
-    _check_curve()
+    """Make a new key and return its secret half."""
     return zmq.curve_keypair()[1].decode()
 
 
@@ -70,21 +59,23 @@ def load_key(key_file: str) -> None:
     """
     if key_file and not os.environ.get(KEY_VARIABLE):
         try:
-            os.environ[KEY_VARIABLE] = Path(key_file).read_text().strip()
+            secret = Path(key_file).read_text().strip()
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
                 f"`weights.key_file` {key_file} cannot be read: {why}; `slipstream access key` makes one"
             ) from None
+        if not secret:  # it would be no key, and the weights open to all
+            raise ConfigError(f"`weights.key_file` {key_file} is empty; `slipstream access key` makes one")
+        os.environ[KEY_VARIABLE] = secret
     key_from_environment()
 
 
 def key_from_environment() -> CurveKey | None:
     """The run's key; None if the environment has no key. Raises ConfigError."""
-    secret = os.environ.get(KEY_VARIABLE, "").encode()
+    secret = os.environb.get(KEY_VARIABLE.encode(), b"")
     if not secret:
         return None
-    _check_curve()
     try:
         return CurveKey(public=zmq.curve_public(secret), secret=secret)
     except (ValueError, zmq.ZMQError):
@@ -92,11 +83,3 @@ def key_from_environment() -> CurveKey | None:
             f"{KEY_VARIABLE}, or the file `weights.key_file`, must contain the 40 characters that `slipstream access "
             f"key` makes; got {len(secret)} characters, or characters that are not in its alphabet"
         ) from None
-
-
-def _check_curve() -> None:
-    if not zmq.has("curve"):
-        raise ConfigError(
-            "weights.key_file needs CURVE, and this libzmq was built without it; install pyzmq's own "
-            "wheel, which includes it"
-        )

@@ -17,9 +17,8 @@ MAX_PROBE_TOKENS = 96  # beyond the windows of small models, and enough to reach
 # experts that are nearly as good each side may choose another.
 TOLERANCES = {"float32": 0.002, "bfloat16": 0.3}
 WORST_TIMES = 10.0
-STALE_SHARE = (
-    0.1  # nearer than this share of the difference to the last version's scores: they are those of its weights
-)
+# Nearer to the last version's scores than this share of the difference: they are those of its weights.
+STALE_SHARE = 0.1
 
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[Token], msgspec.Meta(min_length=2, max_length=MAX_PROBE_TOKENS)]

@@ -9,8 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
+from contextlib import closing
 
 import msgspec
 import xxhash
@@ -119,7 +118,7 @@ def sealed(
     probe: Probe | None = None,
 ) -> Manifest:
     """Hash the bytes in `buffer` and return their manifest."""
-    with Hashing(entries, buffer) as hashing:
+    with closing(Hashing(entries, buffer)) as hashing:
         hashed = [
             msgspec.structs.replace(entry, xxh3=xxh3) for entry, xxh3 in zip(entries, hashing.digests(), strict=True)
         ]
@@ -137,10 +136,7 @@ def sealed(
 
 
 class Hashing:
-    """Hashes the tensors of a flat buffer in threads, each as soon as its bytes have arrived.
-
-    Use it as a context manager: at its end no thread reads the buffer any more.
-    """
+    """Hashes the tensors of a flat buffer in threads, each as soon as its bytes have arrived."""
 
     def __init__(self, entries: Sequence[TensorEntry], buffer: memoryview) -> None:
         self._entries = entries
@@ -148,12 +144,8 @@ class Hashing:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="hash-weights")
         self._digests: list[Future[int]] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Wait until no thread reads the buffer any more."""
         self._threads.shutdown(cancel_futures=True)
 
     def arrived(self, num_bytes: int) -> None:
@@ -179,7 +171,7 @@ def verify(manifest: Manifest, buffer: memoryview, hashing: Hashing | None = Non
         raise WeightsError(f"version {manifest.policy_version}: {buffer.nbytes} bytes, expected {manifest.num_bytes}")
     if _root(manifest.tensors) != manifest.root:
         raise WeightsError(f"version {manifest.policy_version}: the manifest does not match its own root hash")
-    with hashing or Hashing(manifest.tensors, buffer) as hashed:
+    with closing(hashing or Hashing(manifest.tensors, buffer)) as hashed:
         for entry, digest in zip(manifest.tensors, hashed.digests(), strict=True):
             if digest != entry.xxh3:
                 raise WeightsError(f"version {manifest.policy_version}: {entry.name} does not match its hash")

@@ -11,7 +11,7 @@ safetensors files, so reading one cannot run code. A checkpoint of 2 ranks loads
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
@@ -70,12 +70,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return self
         resumption = Resumption(checkpoint_version=self.policy_version, first_version=first_version)
         return msgspec.structs.replace(self, policy_version=first_version, resumptions=(*self.resumptions, resumption))
-
-
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of the checkpoint to resume from, or an empty one."""
-
-    name: str = ""
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,8 +180,8 @@ def agreed_checkpoint(folder: Path, *, ranks: Ranks) -> Path | None:
     except ConfigError as error:
         problem = str(error)
     refuse_together(problem, ranks=ranks)
-    found = share(_Found(name=newest.name if newest else ""), _Found, ranks=ranks)
-    return folder / found.name if found.name else None
+    name = share(newest.name if newest else "", str, ranks=ranks)
+    return folder / name if name else None
 
 
 def step_of(path: Path) -> int:
@@ -210,10 +204,7 @@ def load(
     """
     manifest = _read_manifest(path)
     state = _state(model, optimizer, critic)
-    try:
-        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
-    except (OSError, CheckpointException) as error:
-        raise ConfigError(f"cannot read the checkpoint {path}: {error}; it must be of the same model") from error
+    _read(path, state)
     torch.set_rng_state(state[_RNG])
     _set_schedule(schedule, optimizer, manifest.schedule_step)
     if critic is not None:
@@ -234,13 +225,18 @@ def load_critic(path: Path, model: RewardModel, *, is_shared: bool, ranks: Ranks
     for name, parameter in model.causal_lm.named_parameters():
         if parameter.requires_grad:
             state[f"{trunk}.{name}"] = parameter.detach()
-    try:
-        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
-    except (OSError, CheckpointException) as error:
-        raise ConfigError(f"cannot read the critic in {path}: {error}; it must be of the same model") from error
+    _read(path, state)
     unit = scale_of(scale)
     set_score(model, head[None] * unit.std, ranks=ranks)
     model.offset = unit.mean
+
+
+def _read(path: Path, state: dict[str, Tensor]) -> None:
+    """Fill the tensors of `state` from a checkpoint. Collective. Raises ConfigError."""
+    try:
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
+    except (OSError, CheckpointException) as error:
+        raise ConfigError(f"cannot read the checkpoint {path}: {error}; it must be of the same model") from error
 
 
 def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
@@ -248,24 +244,26 @@ def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | No
 
     All ranks share one random state: they have the same seed, and a step uses no random numbers.
     """
-    begin_moments(optimizer)
-    state = {_RNG: torch.get_rng_state()}
-    for name, parameter in named_shards(model):
-        if parameter.requires_grad:  # with adapters, the model's own weights are frozen and stay in its folder
-            state[f"model.{name}"] = parameter.detach()
-            for moment, value in optimizer.state[parameter].items():
-                state[f"optimizer.{moment}.{name}"] = value
-    return state if critic is None else state | _critic_state(critic)
-
-
-def _critic_state(critic: Critic) -> dict[str, Tensor]:
-    begin_moments(critic.optimizer)
-    state = {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
-    for name, parameter in critic_shards(critic):
-        state[f"critic.{name}"] = parameter.detach()
-        for moment, value in critic.optimizer.state[parameter].items():
-            state[f"critic_optimizer.{moment}.{name}"] = value
+    # With adapters, the model's own weights are frozen and stay in its folder.
+    trained = ((name, parameter) for name, parameter in named_shards(model) if parameter.requires_grad)
+    state = {_RNG: torch.get_rng_state()} | _parameters("model", "optimizer", trained, optimizer)
+    if critic is not None:
+        state |= {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
+        state |= _parameters("critic", "critic_optimizer", critic_shards(critic), critic.optimizer)
     return state
+
+
+def _parameters(
+    of_model: str, of_optimizer: str, trained: Iterator[tuple[str, nn.Parameter]], optimizer: torch.optim.AdamW
+) -> dict[str, Tensor]:
+    """The `trained` parameters and what `optimizer` keeps of them, under the names of both."""
+    begin_moments(optimizer)
+    found = dict[str, Tensor]()
+    for name, parameter in trained:
+        found[f"{of_model}.{name}"] = parameter.detach()
+        for moment, value in optimizer.state[parameter].items():
+            found[f"{of_optimizer}.{moment}.{name}"] = value
+    return found
 
 
 def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -> None:

@@ -109,7 +109,7 @@ def fit(
     A run that was stopped continues from its checkpoint. Every rank passes all of the examples, in the same order.
     Raises ConfigError if the run was started with other examples or settings.
     """
-    identity = identity_of(goal, examples, options, model_path=config.model.path, seed=config.run.seed)
+    identity = identity_of(goal, examples, options, config=config)
     check_identity(run_dir.fit, identity, ranks=ranks)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
     fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
@@ -179,7 +179,7 @@ def _material(fitted: Fit, examples: Sequence[Example]) -> Material:
     bare = Material(examples=examples)
     if fitted.goal != "dpo" or not examples:
         return bare
-    return Material(examples=examples, reference=_differences(fitted, bare))
+    return Material(examples=examples, reference=_margins(fitted, bare))
 
 
 def _train(
@@ -281,17 +281,16 @@ def _at_loss_tokens(sequence: TokenSequence, weight: float | OfTokens) -> npt.ND
     return weights
 
 
-def _margins(fitted: Fit, batch: Material) -> Margins:
-    differences = _differences(fitted, batch)
-    if batch.reference is None:
-        return differences
-    return dpo_margins(differences, reference=batch.reference, beta=fitted.options.beta)
+def _margins(fitted: Fit, pairs: Material) -> Margins:
+    """The summed output of the preferred side, minus that of the other side, for each pair. Collective.
 
-
-def _differences(fitted: Fit, pairs: Material) -> Margins:
-    """The summed output of the preferred side, minus that of the other side, for each pair. Collective."""
+    With a reference it is DPO's margin.
+    """
     sums = _sums(fitted, pairs.examples)
-    return sums[::2] - sums[1::2]
+    differences = sums[::2] - sums[1::2]
+    if pairs.reference is None:
+        return differences
+    return dpo_margins(differences, reference=pairs.reference, beta=fitted.options.beta)
 
 
 def _sums(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """What the checkpoints of a fit depend on, recorded so that a run is not continued with something else."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import write_json
 from slipstream.learner.batch.examples import Example, Goal
@@ -15,9 +17,7 @@ from slipstream.learner.ranks.hosts import check_alike
 from slipstream.learner.ranks.ranks import Ranks
 
 
-def identity_of(
-    goal: Goal, examples: Sequence[Example], options: FitOptions, *, model_path: str, seed: int
-) -> dict[str, object]:
+def identity_of(goal: Goal, examples: Sequence[Example], options: FitOptions, *, config: Config) -> dict[str, object]:
     """The data and settings that a run's checkpoints depend on."""
     digest = hashlib.sha256()
     for example in examples:
@@ -26,15 +26,17 @@ def identity_of(
                 digest.update(sequence.tokens.tobytes() + sequence.loss_mask.tobytes())
                 if sequence.returns is not None:
                     digest.update(sequence.returns.tobytes())
-    return {
+    identity: dict[str, object] = {
         "goal": goal,
-        "model.path": model_path,
+        "model.path": config.model.path,
         "--data": digest.hexdigest(),
         "--epochs": options.epochs,
         "--batch-rows": options.batch_rows,
         "--beta": options.beta,
-        "run.seed": seed,
+        "run.seed": config.run.seed,
     }
+    lora = config.model.lora
+    return identity | ({"model.lora": dataclasses.asdict(lora)} if lora.rank else {})
 
 
 def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:

@@ -59,6 +59,18 @@ class Rows:
     def equal(self) -> bool:
         return min(self.lengths) == self.longest
 
+    def padded(self, packed: Float[Tensor, "tokens ..."]) -> Float[Tensor, "rows longest ..."]:
+        """The sequences of `packed` as rows, with zeros after those that are shorter."""
+        if self.equal:
+            return packed.view(len(self.lengths), self.longest, *packed.shape[1:])
+        return nn.utils.rnn.pad_sequence(list(torch.split_with_sizes(packed, self.lengths)), batch_first=True)
+
+    def unpadded(self, rows: Float[Tensor, "rows longest ..."]) -> Float[Tensor, "tokens ..."]:
+        """The tokens of the sequences alone, one sequence after the other."""
+        if self.equal:
+            return rows.flatten(0, 1)
+        return torch.cat([tokens[:length] for tokens, length in zip(rows, self.lengths, strict=True)])
+
 
 def rows_of(lengths: Sequence[int]) -> tuple[Rows, ...]:
     """Group consecutive sequences of similar length; `pack` sorts by length, so there are few groups.
@@ -159,9 +171,9 @@ def packed_attention(
         raise CannotPack(f"on {query.device.type} in {query.dtype}, no kernel takes keys that sequences share{sinks}")
     # Split, not sliced: the backward pass of a slice would fill zeros for the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
-    parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
+    parts = [torch.split_with_sizes(packed[0].transpose(0, 1), sizes) for packed in (query, key, value)]
     of_rows = [
-        _attend(_batched(queries, row), _batched(keys, row), _batched(values, row), row, scaling, sliding_window, s_aux)
+        _attend(row.padded(queries), row.padded(keys), row.padded(values), row, scaling, sliding_window, s_aux)
         for queries, keys, values, row in zip(*parts, rows.rows, strict=True)
     ]
     return torch.cat(of_rows)[None], None
@@ -287,33 +299,23 @@ def _with_sink(
     return query, key, F.pad(value, (0, SINK_DIMS, 1, 0))
 
 
-def _batched(packed: Float[Tensor, "heads tokens head_dim"], row: Rows) -> Float[Tensor, "rows heads longest head_dim"]:
-    heads, _, head_dim = packed.shape
-    if row.equal:
-        return packed.view(heads, len(row.lengths), row.longest, head_dim).transpose(0, 1)
-    sequences = torch.split_with_sizes(packed.transpose(0, 1), row.lengths)
-    return nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).transpose(1, 2)
-
-
 def _attend(
-    query: Float[Tensor, "rows heads longest head_dim"],
-    key: Float[Tensor, "rows kv_heads longest head_dim"],
-    value: Float[Tensor, "rows kv_heads longest value_dim"],
+    query: Float[Tensor, "rows longest heads head_dim"],
+    key: Float[Tensor, "rows longest kv_heads head_dim"],
+    value: Float[Tensor, "rows longest kv_heads value_dim"],
     row: Rows,
     scaling: float,
     sliding_window: int | None,
     sinks: Float[Tensor, " heads"] | None,
 ) -> Float[Tensor, "tokens heads value_dim"]:
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     window = None if sliding_window is None or sliding_window >= row.longest else sliding_window
     on_gpu = query.device.type == "cuda"
     if on_gpu:  # the memory-efficient kernel takes as many heads of keys as of queries
         key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if on_gpu else contextlib.nullcontext():
         sees = None if window is None else _sees(row.longest, row.longest, window, query.device)
-        attended = _scaled(query, key, value, sees, scaling, sinks).transpose(1, 2)
-    if row.equal:
-        return attended.flatten(0, 1)
-    return torch.cat([tokens[:length] for tokens, length in zip(attended, row.lengths, strict=True)])
+        return row.unpadded(_scaled(query, key, value, sees, scaling, sinks).transpose(1, 2))
 
 
 def _sees(

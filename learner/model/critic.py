@@ -114,8 +114,6 @@ def load_critic(
         case "own":
             settings = dataclasses.replace(model.settings, lora=LoraConfig())
             module = load_kind(ValueModel, model.folder, ranks=ranks, settings=settings)
-        case unknown:
-            raise ValueError(f"unknown critic {unknown!r}")
     return critic_of(module, optim=optim, num_steps=num_steps)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
@@ -41,8 +42,9 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
     folder, tensors = Path(folder), full_tensors(model)
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("model*.safetensors*"):  # of an earlier export with other file sizes
-            stale.unlink()
+        # Of an earlier export, perhaps with other file sizes. Without its config.json no half of this one looks whole.
+        for stale in (folder / "config.json", *folder.glob("model*.safetensors*")):
+            stale.unlink(missing_ok=True)
         _write_weights(folder, tensors, _cut(full_layout(model), max_file_bytes))
         _write_files(model.folder, folder)
     for _ in tensors:  # gathering is collective
@@ -75,7 +77,7 @@ def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> No
     tensors = {name_in_peft(name): whole(shard).cpu() for name, shard in named_shards(model) if is_of_adapter(name)}
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        _save(tensors, folder / "adapter_model.safetensors")
         adapter_settings(model.causal_lm).save_pretrained(str(folder))
 
 
@@ -133,5 +135,14 @@ def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], counts: 
 def _write_file(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     """Write one file; return the names of its tensors and their bytes."""
     weights = {name: tensor.cpu().contiguous() for name, tensor in tensors}
-    save_file(weights, path, metadata={"format": "pt"})
+    _save(weights, path)
     return {name: tensor.nbytes for name, tensor in weights.items()}
+
+
+def _save(weights: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(weights, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it is no OSError, and does not name the file
+        raise ValueError(
+            f"cannot write {path}: {error}; free disk space or repair the disk, then start again"
+        ) from error

@@ -1,5 +1,6 @@
 """The floating-point operations of a step, and the model FLOPs utilisation (MFU)."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +12,16 @@ from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.model.skeleton import unused_parameters
 from slipstream.learner.model.states import num_attending
 
-# Dense bfloat16, in 1e12 operations per second, by a part of the device's name; the first match counts.
+# Dense bfloat16, in 1e12 operations per second, by a whole word of the device's name; the first match counts.
 PEAK_TFLOPS = {
     "B200": 2250.0,
     "H100 PCIe": 756.0,
     "H100": 989.0,
     "H200": 989.0,
+    "GH200": 989.0,
     "A100": 312.0,
     "L40S": 362.0,
+    "L40": 181.0,
     "L4": 121.0,
     "A10": 125.0,
 }
@@ -85,4 +88,4 @@ def _known_peak(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+    return next((peak for word, peak in PEAK_TFLOPS.items() if re.search(rf"\b{word}\b", name)), None)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from slipstream.common.config.config import Config
 from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.text.tokenizer import absent_ids
-from slipstream.learner.batch.pack import Packed, index_of
+from slipstream.learner.batch.pack import Packed, TokenSequence, pack
 from slipstream.learner.batch.prefixes import prefixes_of
 from slipstream.learner.model.attention import CannotPack
 from slipstream.learner.model.context_attention import attention, check_context
@@ -289,34 +290,23 @@ def check_packing(model: PackedModel) -> str:
     differ; "" if it can.
     """
     causal_lm, max_tokens = model.causal_lm, model.settings.max_tokens or 0
-    lengths, shared = (7, 6, 5, 6), (0, 4, 0, 4)
+    lengths, shared = (7, 6, 6, 5), (0, 4, 0, 4)  # in the order of a pack
     prefixes = prefixes_of(lengths, shared)
-    tokens = (torch.arange(11, 27) * 7919 % model.vocab_size)[prefixes.places]
+    tokens = (np.arange(11, 27) * 7919 % model.vocab_size)[prefixes.places.numpy()]
+    sequences = [
+        TokenSequence.bare(part, np.arange(len(part)) > 0) for part in np.split(tokens, np.cumsum(lengths)[:-1])
+    ]
     high = max(0, max_tokens - max(lengths[2:]))
     starts = (0, 0, high, high)
     position_ids = torch.cat([torch.arange(length) + start for start, length in zip(starts, lengths, strict=True)])
-    loss_mask = torch.cat([torch.arange(length) > 0 for length in lengths])
-    packed = Packed(
-        tokens=tokens,
-        position_ids=position_ids,
-        loss_mask=loss_mask,
-        **index_of(loss_mask, lengths),
-        prefixes=None,
-        share=None,
-        behaviour_logprobs=torch.zeros(len(tokens)),
-        advantages=torch.zeros(len(tokens)),
-        kept=None,
-        lengths=lengths,
-        trajectories=torch.arange(len(lengths)),
-        trajectory_tokens=torch.tensor(lengths) - 1,
-    )
+    packed = dataclasses.replace(pack(sequences), position_ids=position_ids)
     _narrow_windows(causal_lm)
     model.shares_prefixes = not model.carries_state
     with torch.no_grad(), model.at_temperature(1.0):
         found = model(packed).logprobs
         found_shared = model(dataclasses.replace(packed, prefixes=prefixes)).logprobs if model.shares_prefixes else None
         causal_lm.set_attn_implementation("eager")
-        alone = zip(torch.split_with_sizes(tokens, lengths), torch.split_with_sizes(position_ids, lengths), strict=True)
+        alone = zip(*(torch.split_with_sizes(each, lengths) for each in (packed.tokens, position_ids)), strict=True)
         expected = torch.cat([_plain_logprobs(causal_lm, *sequence) for sequence in alone])
     difference = float((found - expected).abs().max())
     if not difference <= 1e-3:

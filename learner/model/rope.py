@@ -25,18 +25,13 @@ def fix_frequencies(causal_lm: PreTrainedModel, *, max_tokens: int | None) -> No
     """
     for module in causal_lm.modules():
         rope_type = vars(module).get("rope_type", "default")
-        if rope_type == "longrope":
-            _fix_longrope(module, _known(max_tokens, rope_type))
-        elif rope_type == "dynamic":
-            _check_dynamic(module, _known(max_tokens, rope_type))
+        if rope_type in ("longrope", "dynamic"):
+            if max_tokens is None:
+                raise ValueError(f"`max_tokens` must be given for a model with rope_type {rope_type}, got None")
+            fix = _fix_longrope if rope_type == "longrope" else _check_dynamic
+            fix(module, max_tokens)
         elif not isinstance(rope_type, str) and {"longrope", "dynamic"} & set(rope_type.values()):
             raise CannotPack(f"its rotary frequencies depend on the sequence length, by layer: {rope_type}")
-
-
-def _known(max_tokens: int | None, rope_type: str) -> int:
-    if max_tokens is None:
-        raise ValueError(f"`max_tokens` must be given for a model with rope_type {rope_type}, got None")
-    return max_tokens
 
 
 def _fix_longrope(module: Any, max_tokens: int) -> None:

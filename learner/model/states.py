@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slipstream.learner.model.attention import CannotPack, PackRows, Rows
+from slipstream.learner.model.attention import CannotPack, PackRows
 
 Forward = Callable[..., object]
 # What the attention needs to know about the pack; to a kernel of such a layer it would mean that the batch is a pack.
@@ -96,19 +96,10 @@ def _by_sequence(
         raise CannotPack(f"its layers that carry a state need {', '.join(tensors)} besides the hidden states")
     rows = present.rows.rows
     parts = torch.split_with_sizes(hidden_states[0], [row.num_tokens for row in rows])
-    mixed = [forward(_padded(part, row), **others) for part, row in zip(parts, rows, strict=True)]
-    return torch.cat([_unpadded(each, row) for each, row in zip(mixed, rows, strict=True)])[None]
-
-
-def _padded(packed: Float[Tensor, "tokens hidden"], row: Rows) -> Float[Tensor, "rows longest hidden"]:
-    if row.equal:
-        return packed.view(len(row.lengths), row.longest, -1)
-    return nn.utils.rnn.pad_sequence(list(torch.split_with_sizes(packed, row.lengths)), batch_first=True)
-
-
-def _unpadded(mixed: object, row: Rows) -> Float[Tensor, "tokens hidden"]:
-    if not isinstance(mixed, Tensor):
-        raise CannotPack(f"its layers that carry a state return a {type(mixed).__name__} instead of hidden states")
-    if row.equal:
-        return mixed.flatten(0, 1)
-    return torch.cat([tokens[:length] for tokens, length in zip(mixed, row.lengths, strict=True)])
+    of_rows = []
+    for part, row in zip(parts, rows, strict=True):
+        mixed = forward(row.padded(part), **others)
+        if not isinstance(mixed, Tensor):
+            raise CannotPack(f"its layers that carry a state return a {type(mixed).__name__} instead of hidden states")
+        of_rows.append(row.unpadded(mixed))
+    return torch.cat(of_rows)[None]

@@ -75,7 +75,9 @@ class Slots:
         for the actors anyway.
         """
         if self.pinned is None:
-            spans = [span for places in self._places for span in spans_of(map(_extent, places.values()))]
+            spans = list[tuple[int, int]]()
+            for places in self._places:
+                spans += spans_of((place.data_ptr(), place.nbytes) for place in places.values())
             self.pinned = PinnedPages(spans, device=torch.cuda.current_device(), cuda=torch.cuda)
 
 
@@ -88,7 +90,3 @@ def _places(slot: Mapped, entries: Sequence[TensorEntry], own: OwnRows) -> dict[
             place, rows = data.view(TORCH_DTYPES[entry.dtype]).view(entry.shape), own[entry.name]
             places[entry.name] = place if rows is None else place[rows]
     return places
-
-
-def _extent(place: torch.Tensor) -> tuple[int, int]:
-    return place.data_ptr(), place.nbytes

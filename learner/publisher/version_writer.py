@@ -17,12 +17,6 @@ from slipstream.learner.ranks.ranks import Ranks, share
 from slipstream.replay.records.keys import FencedOut
 
 
-class _Paths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From rank 0: where to map the slots."""
-
-    paths: list[str]
-
-
 class _Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From rank 0: which slot to write."""
 
@@ -38,10 +32,10 @@ class VersionWriter:
         self._published = published
         self._ranks = ranks
         self._publisher = publisher
-        shared = share(_Paths(paths=publisher.slot_paths) if publisher else None, _Paths, ranks=ranks)
+        paths = share(publisher.slot_paths if publisher else None, list, ranks=ranks)
         self._slots: Slots | None = publisher.slots if publisher else None
         if not publisher and published.own:
-            memory = [_mapped(path) for path in shared.paths]
+            memory = [_mapped(path) for path in paths]
             self._slots = Slots(memory, published.layout, own=published.own)
 
     def publish(self, *, policy_version: int, probe: Probe) -> None:

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import torch
 import torch.distributed as dist
 import transformers
@@ -20,10 +19,6 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.ranks.ranks import Ranks, refuse_together, share
 
 ROOMS = ("common", "envhub", "learner", "replay", "tools")  # whose code ranks run
-
-
-class _Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    by_name: dict[str, str]
 
 
 def check_hosts(config: Config, run_dir: RunDir, *, ranks: Ranks) -> None:
@@ -55,7 +50,7 @@ def facts_of(config: Config, model_folder: Path) -> dict[str, str]:
 def check_alike(facts: Mapping[str, object], *, ranks: Ranks) -> None:
     """Raise ConfigError on every rank unless all of them have the same `facts`. Every rank calls it."""
     mine = {name: str(value) for name, value in facts.items()}
-    theirs = share(_Facts(by_name=mine), _Facts, ranks=ranks).by_name
+    theirs = share(mine, dict, ranks=ranks)
     differing = [
         f"{name} ({mine.get(name, 'none')}, rank 0 has {theirs.get(name, 'none')})"
         for name in sorted(mine.keys() | theirs.keys())

@@ -16,10 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.kept_memory import keep_freed_memory
-from slipstream.common.process.wire import decode, encode
 from slipstream.learner.ranks.context import Context
 
-S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,25 +111,24 @@ def leave_ranks() -> None:
     dist.destroy_process_group()
 
 
-class _Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reason: str
+def share(record: T | None, kind: type[T], *, ranks: Ranks, source: int = 0) -> T:
+    """Return the record of rank `source` on every rank, whatever the other ranks pass. Collective.
 
-
-def share(record: S | None, kind: type[S], *, ranks: Ranks, source: int = 0) -> S:
-    """Return the record of rank `source` on every rank, whatever the other ranks pass. Collective."""
+    `kind` is its type, which msgspec must know.
+    """
     frame = b""
     if ranks.rank == source:
         assert record is not None
         if ranks.num_ranks == 1:
             return record
-        frame = encode(record)
+        frame = msgspec.msgpack.encode(record)
     num_bytes = torch.tensor([len(frame)], device=ranks.device)
     dist.broadcast(num_bytes, src=source)
     payload = torch.empty(int(num_bytes), dtype=torch.uint8, device=ranks.device)
     if ranks.rank == source:
         payload.copy_(torch.frombuffer(bytearray(frame), dtype=torch.uint8))
     dist.broadcast(payload, src=source)
-    return decode(kind, bytes(payload.cpu().numpy()), max_bytes=len(payload))
+    return msgspec.msgpack.decode(bytes(payload.cpu().numpy()), type=kind)
 
 
 def refuse_together(reason: str, *, ranks: Ranks, cause: Exception | None = None) -> None:
@@ -141,8 +139,7 @@ def refuse_together(reason: str, *, ranks: Ranks, cause: Exception | None = None
     first = torch.tensor(ranks.rank if reason else ranks.num_ranks, device=ranks.device)
     dist.all_reduce(first, op=dist.ReduceOp.MIN)
     if int(first) < ranks.num_ranks:
-        refusal = share(_Refusal(reason=reason), _Refusal, ranks=ranks, source=int(first))
-        raise ConfigError(refusal.reason) from cause
+        raise ConfigError(share(reason, str, ranks=ranks, source=int(first))) from cause
 
 
 def _device() -> torch.device:

@@ -118,7 +118,7 @@ def _prepare(
     # after the quick checks, as it imports torch
     from slipstream.learner.fit.fit_identity import check_recorded, identity_of
 
-    identity = identity_of(goal, examples, options, model_path=config.model.path, seed=config.run.seed)
+    identity = identity_of(goal, examples, options, config=config)
     check_recorded(run_dir.fit, identity)
     run_dir.create()
     write_json(run_dir.fit, identity)  # before the configuration, without which it is no run of another kind

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import pytest
@@ -140,11 +140,11 @@ def test_tensors_are_hashed_as_soon_as_they_have_arrived_and_wrong_ones_are_refu
     manifest = sealed(entries, sent.numpy().data, policy_version=1, learner_epoch=1)
     received, other = torch.zeros_like(sent), sent.clone()
     other[3 * 2048 + 7] ^= 1
-    with Hashing(manifest.tensors, received.numpy().data) as hashing:
+    with closing(Hashing(manifest.tensors, received.numpy().data)) as hashing:
         with sending(lambda group: send(group, sent), 1) as (group,):
             receive(group, received, lands_on_device=False, arrived=hashing.arrived)
         verify(manifest, received.numpy().data, hashing)
-    with Hashing(manifest.tensors, received.numpy().data) as hashing:
+    with closing(Hashing(manifest.tensors, received.numpy().data)) as hashing:
         with sending(lambda group: send(group, other), 1) as (group,):
             receive(group, received, lands_on_device=False, arrived=hashing.arrived)
         with pytest.raises(WeightsError, match="w3 does not match its hash"):
@@ -153,14 +153,14 @@ def test_tensors_are_hashed_as_soon_as_they_have_arrived_and_wrong_ones_are_refu
 
 def test_a_tensor_is_not_hashed_before_its_last_byte_has_arrived() -> None:
     entries, buffer = layout([("a", "float32", (10,)), ("b", "float32", (10,))]), bytearray(128)
-    with Hashing(entries, memoryview(buffer)) as hashing:
+    with closing(Hashing(entries, memoryview(buffer))) as hashing:
         hashing.arrived(39)
         buffer[:40] = bytes(range(40))
         hashing.arrived(40)
         hashing.arrived(103)
         buffer[64:104] = bytes(range(40))
         early = hashing.digests()
-    with Hashing(entries, memoryview(buffer)) as hashing:
+    with closing(Hashing(entries, memoryview(buffer))) as hashing:
         assert early == hashing.digests() and early[0] == early[1]
 
 

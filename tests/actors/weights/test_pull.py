@@ -43,6 +43,10 @@ def true_reply(request: ChunkRequest, _number: int) -> tuple[ChunkReply, bytes]:
     return reply_with(request, DATA[request.offset : request.offset + request.num_bytes])
 
 
+def silent_after_15(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
+    return true_reply(request, number) if number < 15 else None
+
+
 # --- One source after another.
 
 
@@ -54,11 +58,7 @@ def test_a_source_at_no_address_is_left_for_another(endpoint: str) -> None:
 
 def test_a_source_that_falls_silent_is_left_and_the_rest_comes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.5)
-
-    def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
-        return true_reply(request, number) if number < 15 else None
-
-    with faulty(reply) as dying, serving() as publisher, Pulling(dying) as pulling:
+    with faulty(silent_after_15) as dying, serving() as publisher, Pulling(dying) as pulling:
         assert pulling.pull(publisher.endpoint) == DATA
         assert publisher.load.served_bytes == (NUM_CHUNKS - 15) * CHUNK_BYTES, "what had come was asked for again"
         assert pulling.puller.counts.fetched_bytes == len(DATA)
@@ -66,12 +66,9 @@ def test_a_source_that_falls_silent_is_left_and_the_rest_comes_elsewhere(monkeyp
 
 def test_a_pull_that_was_given_up_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.3)
-
-    def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
-        return true_reply(request, number) if number < 15 else None
-
     with Pulling() as pulling:
-        with faulty(reply) as dying, pytest.raises(PullFailed, match="25 of 40 chunks missing at the deadline"):
+        missing = "25 of 40 chunks missing at the deadline"
+        with faulty(silent_after_15) as dying, pytest.raises(PullFailed, match=missing):
             pulling.pull(dying, timeout_s=1.0)
         with serving() as publisher:
             assert pulling.pull(publisher.endpoint) == DATA

@@ -3,26 +3,17 @@
 import mmap
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
 import torch
 
 from slipstream.actors.weights.receive import Receiver
 from slipstream.actors.weights.weights_memory import MappedWeights, WeightsMemory
-from slipstream.common.transfer.weights import deltas_from
-from slipstream.replay.fleet.bulletin import Bulletin
 from tests.actors.cuda_runtime import Runtime, stand_in
 from tests.learner.publisher.test_weight_deltas import nudged
-from tests.learner.publisher.test_weights import (
-    flat_bytes,
-    latest_version,
-    publishing,
-    receiver_info,
-    weights,
-)
-from tests.waiting import wait_until
+from tests.learner.publisher.test_weights import Plane, flat_bytes, weights
 
 GPU = torch.device("cuda", 1)
 PAGE = mmap.PAGESIZE
@@ -130,22 +121,18 @@ def test_without_a_gpu_nothing_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("anchor_every", [1, 10])
-def test_what_a_receiver_pulls_whole_or_as_deltas_is_what_others_map(
-    anchor_every: int, redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    bulletin, tensors = Bulletin(redis_client, run_id), weights(1)
-    receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull"), shared=True)
-    with publishing(redis_url, run_id, tmp_path, anchor_every=anchor_every) as publisher:
+def test_what_a_receiver_pulls_whole_or_as_deltas_is_what_others_map(anchor_every: int, plane: Plane) -> None:
+    tensors = weights(1)
+    with (
+        plane.publishing(anchor_every=anchor_every) as publisher,
+        closing(Receiver(plane.info("a", "pull"), shared=True)) as receiver,
+    ):
         for version in (1, 2, 3):
             publisher.publish(tensors, policy_version=version)
-            wait_until(lambda expected=version: latest_version(bulletin) == expected, f"version {version}")
-            offer = bulletin.latest()
-            assert offer is not None
+            plane.wait_for(version)
+            offer = plane.offer()
             received = receiver.receive(offer)
             assert bytes(received.numpy()) == flat_bytes(tensors)
             assert bytes(MappedWeights().at(receiver.memory.path).numpy()) == flat_bytes(tensors)
             tensors = nudged(tensors, seed=version)
-        assert (deltas_from(offer.manifest, offer.manifest.root) == []) and bool(offer.manifest.deltas) == (
-            anchor_every > 1
-        )
-    receiver.close()
+        assert bool(offer.manifest.deltas) == (anchor_every > 1)

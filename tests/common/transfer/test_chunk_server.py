@@ -26,23 +26,20 @@ def client(server: ChunkServer, *, max_unread: int = 1000) -> "Iterator[zmq.Sock
         yield socket
 
 
-def answer_of(socket: "zmq.Socket[bytes]") -> ChunkStatus:
+def answer_to(socket: "zmq.Socket[bytes]", chunk: int) -> ChunkStatus:
+    ask(socket, chunk)
     assert socket.poll(60_000), "no answer"
     return msgspec.msgpack.decode(socket.recv_multipart()[0], type=ChunkReply).answer
 
 
 def test_a_server_turns_away_whom_it_has_no_room_for_until_another_has_all_it_wants() -> None:
     with serving(fan_out=1) as server, client(server) as first, client(server) as second:
-        ask(first, 0)
-        assert answer_of(first) is ChunkStatus.HERE
-        ask(second, 0)
-        assert answer_of(second) is ChunkStatus.FULL
-        ask(first, 1)
-        assert answer_of(first) is ChunkStatus.HERE
+        assert answer_to(first, 0) is ChunkStatus.HERE
+        assert answer_to(second, 0) is ChunkStatus.FULL
+        assert answer_to(first, 1) is ChunkStatus.HERE
         first.send(msgspec.msgpack.encode(Farewell()))
         wait_until(lambda: server.load.num_children == 0, "the farewell")
-        ask(second, 0)
-        assert answer_of(second) is ChunkStatus.HERE
+        assert answer_to(second, 0) is ChunkStatus.HERE
         assert server.load.num_turned_away == 1
 
 
@@ -50,17 +47,14 @@ def test_a_receiver_that_vanishes_loses_its_place(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.3)
     with serving(fan_out=1) as server, client(server) as patient:
         with client(server) as vanishing:
-            ask(vanishing, 0)
-            assert answer_of(vanishing) is ChunkStatus.HERE
+            assert answer_to(vanishing, 0) is ChunkStatus.HERE
         wait_until(lambda: server.load.num_children == 0, "the place to be free")
-        ask(patient, 0)
-        assert answer_of(patient) is ChunkStatus.HERE
+        assert answer_to(patient, 0) is ChunkStatus.HERE
 
 
 def test_a_pull_waits_for_room_at_the_publisher() -> None:
     with serving(fan_out=1) as publisher, client(publisher) as first, Pulling() as pulling:
-        ask(first, 0)
-        assert answer_of(first) is ChunkStatus.HERE
+        assert answer_to(first, 0) is ChunkStatus.HERE
         timer = threading.Timer(0.5, lambda: first.send(msgspec.msgpack.encode(Farewell())))
         timer.start()
         assert pulling.pull(publisher.endpoint) == DATA
@@ -91,26 +85,21 @@ def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
         wait_until(lambda: server.load.num_children == 0, "its place to be free")
 
 
-def asks_and_never_reads(socket: "zmq.Socket[bytes]", number: int) -> None:
-    ask(socket, number % NUM_CHUNKS)
+def for_a_chunk(number: int) -> ChunkRequest:
+    return ChunkRequest(root=BLOB.root, offset=number % NUM_CHUNKS * CHUNK_BYTES, num_bytes=CHUNK_BYTES)
 
 
-def asks_for_what_is_not_there(socket: "zmq.Socket[bytes]", number: int) -> None:
-    request = ChunkRequest(root=f"nothing{number}", offset=0, num_bytes=CHUNK_BYTES)
-    socket.send(msgspec.msgpack.encode(request))
-    while socket.poll(0):
-        socket.recv_multipart()
+def for_what_is_not_there(number: int) -> ChunkRequest:
+    return ChunkRequest(root=f"nothing{number}", offset=0, num_bytes=CHUNK_BYTES)
 
 
-def asks_for_a_byte_at_a_time(socket: "zmq.Socket[bytes]", number: int) -> None:
-    socket.send(msgspec.msgpack.encode(ChunkRequest(root=BLOB.root, offset=number, num_bytes=1)))
-    while socket.poll(0):
-        socket.recv_multipart()
+def for_a_byte(number: int) -> ChunkRequest:
+    return ChunkRequest(root=BLOB.root, offset=number, num_bytes=1)
 
 
-@pytest.mark.parametrize("do", [asks_and_never_reads, asks_for_what_is_not_there, asks_for_a_byte_at_a_time])
+@pytest.mark.parametrize("request_of", [for_a_chunk, for_what_is_not_there, for_a_byte])
 def test_receivers_without_progress_lose_their_places_for_good(
-    do: Callable[["zmq.Socket[bytes]", int], None], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[[int], ChunkRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.5)
     with serving(fan_out=2) as server, client(server, max_unread=1) as first, client(server, max_unread=1) as second:
@@ -118,8 +107,10 @@ def test_receivers_without_progress_lose_their_places_for_good(
         def hold(over: threading.Event) -> None:
             number = 0
             while not over.wait(0.02):
-                do(first, number)
-                do(second, number)
+                for socket in (first, second):
+                    socket.send(msgspec.msgpack.encode(request_of(number)))
+                    while request_of is not for_a_chunk and socket.poll(0):  # who asks for chunks never reads
+                        socket.recv_multipart()
                 number += 1
 
         with beside(hold), Pulling() as pulling:
@@ -133,12 +124,12 @@ def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCap
         hostile.send_multipart([b"", b"", b"x" * 4000])
         for request in (
             ChunkRequest(root=BLOB.root, offset=-1, num_bytes=1),
+            ChunkRequest(root=BLOB.root, offset=2**63, num_bytes=1),  # no file can seek that far
             ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES + 1),
             ChunkRequest(root=BLOB.root, offset=0, num_bytes=0),
         ):
             hostile.send(msgspec.msgpack.encode(request))
-        ask(hostile, 0)
-        assert answer_of(hostile) is ChunkStatus.HERE
+        assert answer_to(hostile, 0) is ChunkStatus.HERE
         assert server.load.served_bytes == CHUNK_BYTES
-        assert server.load.num_malformed == 5
+        assert server.load.num_malformed == 6
     assert caplog.text.count("1 malformed requests so far; the last one, from 127.0.0.1 (") == 1

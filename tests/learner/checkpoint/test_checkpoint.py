@@ -1,6 +1,5 @@
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, tr
 from slipstream.learner.step.step_metrics import StepMetrics
 from tests.full_disk import largest_file
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(tm
         with largest_file(bytes_allowed=50_000):
             learner.begin(writer, 2, lambda: covered.append(2))
             with pytest.raises(ValueError, match="free disk space"):
-                raise_failure_in_time(writer)
+                wait_until(lambda: bool(writer.raise_failure()), "the failure")
         assert covered == []
         assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
         assert learner.load(older) == progress_at(1)
@@ -242,13 +242,6 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_logged_and_the_new_one_stay
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"step_{keep + back:06d}" for back in range(3 - keep, 3)
     ]
-
-
-def raise_failure_in_time(writer: CheckpointWriter) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        writer.raise_failure()
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stager", [None, StateDictStager()], ids=["on a CPU", "into memory of its own"])

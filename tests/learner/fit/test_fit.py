@@ -271,6 +271,8 @@ def test_a_run_of_something_else_is_not_gone_on_with(folder: Path, tmp_path: Pat
         train("dpo", folder, tmp_path / "run", ranks)
     with pytest.raises(ConfigError, match=r"was started with another --epochs"):
         train("sft", folder, tmp_path / "run", ranks, epochs=3)
+    with pytest.raises(ConfigError, match=r"was started with another model\.lora"):
+        train("sft", folder, tmp_path / "run", ranks, "model.lora.rank=4")
     for damage in ("[]", "null", "{"):
         RunDir(tmp_path, "run").fit.write_text(damage)
         with pytest.raises(ConfigError, match=r"fit\.json is damaged: .*restore it from a copy"):

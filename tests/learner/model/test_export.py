@@ -22,7 +22,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling
 from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.model import probe_score
-from slipstream.learner.model.export import save_hf, write_sampling
+from slipstream.learner.model.export import save_adapters, save_hf, write_sampling
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
@@ -30,6 +30,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.vllm_engines import started
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.full_disk import largest_file
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 TRANSFORMERS_4 = os.environ.get("SLIPSTREAM_TRANSFORMERS_4", "")
@@ -69,6 +70,15 @@ def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, rank
     save_hf(model, tmp_path / "export", ranks=ranks)  # over the one in several files
     assert [path.name for path in (tmp_path / "export").glob("*.safetensors*")] == ["model.safetensors"]
     assert load_file(tmp_path / "export" / "model.safetensors").keys() == index["weight_map"].keys()
+
+
+def test_an_export_to_a_full_disk_names_the_file_and_does_not_look_whole(tmp_path: Path, ranks: Ranks) -> None:
+    model = loaded(save_tiny_model(tmp_path / "source"), ranks, lora_rank=2)
+    save_hf(model, tmp_path / "export", ranks=ranks)
+    for save, name in ((save_hf, "model"), (save_adapters, "adapter_model")):
+        with largest_file(bytes_allowed=10_000), pytest.raises(ValueError, match=rf"/{name}\.safetensors: .*free disk"):
+            save(model, tmp_path / "export", ranks=ranks)
+    assert not (tmp_path / "export" / "config.json").exists()
 
 
 def save_source(folder: Path, *, rope: dict[str, object], form: int) -> Path:

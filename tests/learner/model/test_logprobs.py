@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipstream.learner.batch.pack import Packed, TokenSequence, pack
-from slipstream.learner.model.logprobs import chunked_logprobs, predictions
+from slipstream.learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from tests.learner.devices import relative_error
 
 MAX_NATS = {torch.bfloat16: 1e-3, torch.float32: 1e-4}  # of one token; logits in bfloat16 would be 0.012 off
@@ -25,24 +25,6 @@ def test_the_state_before_a_loss_token_predicts_it() -> None:
     found = predictions(hidden, packed_of(tokens, loss_positions=(1, 4)))
     assert found.states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
     assert found.targets.tolist() == [8, 6]
-
-
-def test_chunks_change_neither_values_nor_gradients() -> None:
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
-    bias, targets = torch.randn(9, dtype=torch.float64), torch.arange(11) % 9
-    upstream = torch.randn(11, dtype=torch.float64)
-    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
-    chunked = chunked_logprobs(leaves[0], leaves[1], leaves[2], targets, temperature=0.7, chunk_tokens=4)
-    found = torch.autograd.grad(chunked.logprobs @ upstream, leaves)
-
-    whole = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
-    table = ((whole[0] @ whole[1].T + whole[2]) / 0.7).log_softmax(dim=1)
-    expected = torch.autograd.grad(table[torch.arange(11), targets] @ upstream, whole)
-
-    torch.testing.assert_close(chunked.logprobs, table[torch.arange(11), targets], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(chunked.entropies, -(table.exp() * table).sum(1).detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -116,41 +98,50 @@ def random_kept(*, tokens: int, words: int, width: int) -> tuple[torch.Tensor, t
     return kept[:, 0], kept.masked_fill(torch.arange(width) >= sizes[:, None], -1).int()
 
 
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("has_sets", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [4, 64])
-def test_kept_sets_equal_a_softmax_whose_other_logits_are_minus_infinity(chunk_tokens: int) -> None:
+def test_all_is_as_in_a_softmax_of_each_token_over_what_it_was_sampled_from(
+    chunk_tokens: int, has_sets: bool, entropy_gradient: bool
+) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
     bias, upstream = torch.randn(9, dtype=torch.float64), torch.randn(2, 11, dtype=torch.float64)
     targets, kept = random_kept(tokens=11, words=9, width=4)
 
+    def gradients(logprobs: Tensor, entropies: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        total = logprobs @ upstream[0] + (entropies @ upstream[1] if entropy_gradient else 0)
+        return torch.autograd.grad(total, leaves)
+
     leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     found = chunked_logprobs(
-        leaves[0],
-        leaves[1],
-        leaves[2],
+        *leaves,
         targets,
-        kept=kept,
+        kept=kept if has_sets else None,
         temperature=0.7,
         chunk_tokens=chunk_tokens,
-        entropy_gradient=True,
+        entropy_gradient=entropy_gradient,
     )
-    gradients = torch.autograd.grad(found.logprobs @ upstream[0] + found.entropies @ upstream[1], leaves)
 
     others = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     logprobs, entropies = [], []
     for row in range(11):  # one token after another, from the definition: p = exp(z) / sum over the set
-        words = [word for word in kept[row].tolist() if word >= 0]
+        words = [word for word in kept[row].tolist() if word >= 0] if has_sets else list(range(9))
         exponentials = torch.stack(
             [((others[0][row] @ others[1][word] + others[2][word]) / 0.7).exp() for word in words]
         )
         probabilities = exponentials / exponentials.sum()
         logprobs.append(probabilities[words.index(int(targets[row]))].log())
         entropies.append(-(probabilities * probabilities.log()).sum())
-    expected = torch.autograd.grad(torch.stack(logprobs) @ upstream[0] + torch.stack(entropies) @ upstream[1], others)
-
-    torch.testing.assert_close(found.logprobs, torch.stack(logprobs), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.entropies, torch.stack(entropies), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+    expected = TokenLogprobs(logprobs=torch.stack(logprobs), entropies=torch.stack(entropies))
+    torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.entropies, expected.entropies, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        gradients(found.logprobs, found.entropies, leaves),
+        gradients(expected.logprobs, expected.entropies, others),
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

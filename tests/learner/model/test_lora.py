@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import weakref
-from contextlib import closing
 from pathlib import Path
 
 import peft
@@ -17,8 +16,6 @@ from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.pack import pack
-from slipstream.learner.checkpoint.checkpoint import Progress, load
-from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.model.export import save_adapters, save_hf
 from slipstream.learner.model.gradient import apply_gradient, backward
 from slipstream.learner.model.lora import Adapter, adapters_of
@@ -27,6 +24,7 @@ from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors, named_shards
 from slipstream.learner.ranks.ranks import Ranks
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.learner.checkpoint.test_checkpoint import Learner
 from tests.tools.run.tiny_model import FLOAT32, any_id, random_sequence, save_tiny_model
 
 __all__ = ["any_id"]  # a fixture
@@ -119,11 +117,7 @@ def test_a_checkpoint_holds_what_trains_and_resumes_bit_for_bit(folder: Path, ra
     steady, resumed = loaded(folder, ranks), loaded(folder, ranks)
     optimizer, schedule = optimized(steady)
     train(steady, ranks, optimizer, schedule, steps=2)
-    progress = Progress(step=2, policy_version=2, highest_published=2, next_group_id=0, tokens_trained=0)
-    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=1)) as writer:
-        writer.begin(steady, optimizer, schedule, progress=progress, once_durable=lambda: None)
-        writer.wait()
-    path = tmp_path / "step_000002"
+    path = Learner(steady, optimizer, schedule, ranks).save(tmp_path, 2)
     with safe_open(next(path.glob("*.safetensors")), "pt") as file:
         held = {name for name in file.keys() if name != "rng"}  # noqa: SIM118 - not a dict
     assert all(".lora_" in name for name in held)
@@ -131,7 +125,7 @@ def test_a_checkpoint_holds_what_trains_and_resumes_bit_for_bit(folder: Path, ra
     train(steady, ranks, optimizer, schedule, steps=2)
 
     optimizer, schedule = optimized(resumed)
-    load(path, model=resumed, optimizer=optimizer, schedule=schedule)
+    Learner(resumed, optimizer, schedule, ranks).load(path)
     train(resumed, ranks, optimizer, schedule, steps=2)
     torch.testing.assert_close(shards(resumed), shards(steady), rtol=0, atol=0)
 

@@ -122,7 +122,6 @@ def test_every_rank_has_the_buffers_that_transformers_computes(found: Path) -> N
 def test_only_the_first_rank_ever_holds_the_whole_model(found: Path) -> None:
     whole = sum(tensor.nbytes for tensor in load_file(found / "wide" / "model.safetensors").values())
     first, second = (json.loads((found / f"rank_{rank}.json").read_text()) for rank in (0, 1))
-    print({name: (first[name] / whole, second[name] / whole) for name in first})
     assert whole < first["loading"] < 1.75 * whole
     assert second["loading"] < 0.75 * whole  # half of it is its shards
     assert first["exporting"] < 0.5 * whole

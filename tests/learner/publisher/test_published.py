@@ -27,15 +27,6 @@ def model(tiny: Path, ranks: Ranks) -> PackedModel:
     return load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_weights_are_published_in_the_dtype_of_the_forward_pass(model: PackedModel, dtype: str) -> None:
-    published = dict(Published(model, dtype=dtype).tensors())
-    rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full_tensors(model)}
-    torch.testing.assert_close(published, rounded, rtol=0, atol=0)
-    laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in Published(model, dtype=dtype).layout]
-    assert laid_out == [(name, dtype, tuple(tensor.shape)) for name, tensor in published.items()]
-
-
 @pytest.mark.parametrize("num_writers", [1, 2, 3, 8])
 def test_the_parts_of_all_writers_are_the_whole_and_as_torch_shards(num_writers: int) -> None:
     for number in (0, 1, 2, 3, 7, 8, 9, 64, 65):
@@ -66,15 +57,6 @@ def published(model: PackedModel) -> tuple[Manifest, torch.Tensor]:
         buffer[entry.offset : entry.offset + entry.num_bytes] = data
     adapted = adapted_folder(model)
     return sealed(entries, buffer.numpy().data, policy_version=7, learner_epoch=1, adapted=adapted), buffer
-
-
-def test_of_a_model_with_adapters_these_alone_are_published(adapted: PackedModel) -> None:
-    manifest, _ = published(adapted)
-    names = [f"{name}{end}" for name in adapters_of(adapted.causal_lm) for end in (".lora_A", ".lora_B")]
-    assert [entry.name for entry in manifest.tensors] == names and len(names) == 28
-    assert {entry.dtype for entry in manifest.tensors} == {"float32"}
-    assert manifest.adapted is not None and manifest.adapted.scaling == 3
-    assert manifest.num_bytes < 0.3 * sum(tensor.nbytes for _, tensor in full_tensors(adapted))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -30,7 +30,7 @@ from slipstream.learner.model.weight_shards import full_tensors, named_shards, w
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.published import Published
 from slipstream.learner.publisher.slots import NotTheLayout, Slots
-from slipstream.learner.publisher.version_writer import VersionWriter, _Paths
+from slipstream.learner.publisher.version_writer import VersionWriter
 from slipstream.learner.ranks.ranks import Ranks, share
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records import keys
@@ -86,8 +86,7 @@ def copied(model: PackedModel, dtype: str, ranks: Ranks, *, hosts: int = 1) -> d
     """Whether memory that every rank writes its part of has the bytes of the whole tensors."""
     version = Published(model, dtype=dtype, hosts=hosts)
     memory = AnonymousMemory("slot", buffer_bytes(version.layout)) if ranks.rank == 0 else None
-    shared = share(_Paths(paths=[memory.path]) if memory else None, _Paths, ranks=ranks)
-    slot = map_memory(shared.paths[0], access=mmap.ACCESS_WRITE)
+    slot = map_memory(share(memory.path if memory else None, str, ranks=ranks), access=mmap.ACCESS_WRITE)
     num_bytes = Slots([slot], version.layout, own=version.own).write(0, version.tensors())
     expected = flat_bytes(list(gathered(model, dtype).items()))
     adapters, merged = adapters_of(model.causal_lm), dict(full_tensors(model))

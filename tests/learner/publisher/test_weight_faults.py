@@ -1,5 +1,6 @@
 """Faults on the weight plane: whom they hurt, whom not, and how it continues. Deltas travel wherever they can."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -149,6 +150,19 @@ class Versions:
         wait_until(lambda: self.bulletin.broadcast_members() == sorted(actors), f"{actors} to join")
 
 
+class Halt:
+    """Stops a follower before the bytes of one of its broadcasts come, until it is told to go on."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.under_way, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, number: int, buffer: torch.Tensor) -> None:
+        if number == self._number:
+            self.under_way.set()
+            assert self.go_on.wait(60)
+
+
 def reached(received: dict[int, bytes], version: int, published: bytes) -> None:
     """Wait for `version`, and compare its bytes."""
     wait_until(lambda: version in received, f"version {version} to arrive")
@@ -186,13 +200,10 @@ def test_a_member_that_fails_in_mid_broadcast_costs_neither_learner_nor_others(f
             reached(good, version, published)
             assert versions.group() == ["doomed", "good"]
 
-        if fault == "slow":
-            with slowed(pid):
-                for version in range(3, 6):
-                    reached(good, version, versions.publish())
-        else:
+        with slowed(pid) if fault == "slow" else contextlib.nullcontext():
             for version in range(3, 6):
                 reached(good, version, versions.publish())
+        if fault != "slow":
             wait_until(lambda: versions.group() == ["good"], "a group without the one that failed")
         undisturbed, disturbed = versions.blocked_s[:3], versions.blocked_s[3:]
         assert max(disturbed) < SLACK * max(undisturbed), "the learner waited for a receiver"
@@ -231,12 +242,7 @@ def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(broadcast: int, pl
 
 
 def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_next(plane: Plane) -> None:
-    under_way, go_on = threading.Event(), threading.Event()
-
-    def halt(number: int, buffer: torch.Tensor) -> None:
-        under_way.set()
-        assert go_on.wait(60)
-
+    halt = Halt(1)
     with (
         plane.publishing(anchor_every=9, num_rows=NUM_ROWS, broadcast_timeout_s=60) as publisher,
         following(plane.info("first", "broadcast"), before=halt) as first,
@@ -244,11 +250,11 @@ def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_nex
         versions = Versions(publisher, plane.bulletin)
         versions.wait_for_members("first")
         published = versions.publish()
-        assert under_way.wait(60)
+        assert halt.under_way.wait(60)
         with following(plane.info("newcomer", "broadcast")) as newcomer:
             reached(newcomer, 0, published)
             assert first == {} and versions.group() == ["first"]
-            go_on.set()
+            halt.go_on.set()
             reached(first, 0, published)
             versions.wait_for_members("first", "newcomer")
             published = versions.publish()
@@ -258,13 +264,7 @@ def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_nex
 
 
 def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(plane: Plane) -> None:
-    under_way, go_on = threading.Event(), threading.Event()
-
-    def halt(number: int, buffer: torch.Tensor) -> None:
-        if number == 3:
-            under_way.set()
-            assert go_on.wait(60)
-
+    halt = Halt(3)
     with (
         plane.publishing(anchor_every=9, num_rows=NUM_ROWS) as publisher,
         following(plane.info("a", "broadcast"), before=halt) as received,
@@ -274,9 +274,9 @@ def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(plan
         for version in range(2):
             reached(received, version, versions.publish())
         published = versions.publish()
-        assert under_way.wait(60)
+        assert halt.under_way.wait(60)
         os.kill(publisher.pid, signal.SIGKILL)
-        go_on.set()
+        halt.go_on.set()
         wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
         reached(received, 2, published)
         offer = plane.offer()
@@ -305,12 +305,10 @@ def test_a_learner_back_at_an_older_version_publishes_it_under_a_new_number_and_
         plane.client.set(keys.epoch_key(plane.run_id), 2)
         with plane.publishing(anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
             again = nudged(weights(0, NUM_ROWS), seed=1)  # version 1, as its checkpoint holds it
-            newer.publish(again, policy_version=3)
-            reached(near, 3, flat_bytes(again))
-            reached(far, 3, flat_bytes(again))
-            newer.publish(nudged(again, seed=7), policy_version=4)
-            reached(near, 4, flat_bytes(nudged(again, seed=7)))
-            reached(far, 4, flat_bytes(nudged(again, seed=7)))
+            for version, tensors in {3: again, 4: nudged(again, seed=7)}.items():
+                newer.publish(tensors, policy_version=version)
+                reached(near, version, flat_bytes(tensors))
+                reached(far, version, flat_bytes(tensors))
 
             def refused() -> bool:
                 try:

@@ -144,8 +144,8 @@ class Plane:
         wait_until(lambda: latest_version(bulletin) == version, f"version {version}")
 
 
-def latest_version(bulletin: Bulletin) -> int:
-    offer = bulletin.latest()
+def latest_version(bulletin: Bulletin, board: str = "latest") -> int:
+    offer = bulletin.latest(board=board)
     return -1 if offer is None else offer.manifest.policy_version
 
 
@@ -269,29 +269,34 @@ def manifest_of(tensors: Tensors, *, policy_version: int, learner_epoch: int) ->
 
 
 def announce(
-    bulletin: Bulletin, seed: int, *, policy_version: int, learner_epoch: int = 1, endpoint: str = "tcp://127.0.0.1:1"
+    bulletin: Bulletin,
+    seed: int,
+    *,
+    policy_version: int,
+    learner_epoch: int = 1,
+    endpoint: str = "tcp://127.0.0.1:1",
+    board: str = "latest",
 ) -> None:
     manifest = manifest_of(weights(seed), policy_version=policy_version, learner_epoch=learner_epoch)
-    bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint))
+    bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint), board=board)
 
 
-def test_latest_moves_forward_only(plane: Plane) -> None:
+@pytest.mark.parametrize(("board", "other"), [("latest", "stored"), ("stored", "latest")])
+def test_a_board_moves_forward_only_and_for_the_newest_learner_only(board: str, other: str, plane: Plane) -> None:
     bulletin = plane.bulletin
-    assert bulletin.latest() is None
-    announce(bulletin, 5, policy_version=5)
+    assert bulletin.latest(board=board) is None
+    announce(bulletin, 5, policy_version=5, board=board)
     with pytest.raises(FencedOut, match="version 5 is on offer already, and version 4 is not newer"):
-        announce(bulletin, 4, policy_version=4)
-    with pytest.raises(FencedOut, match="5 is not newer"):
-        announce(bulletin, 6, policy_version=5, learner_epoch=2)  # other bytes under the same number
-    announce(
-        bulletin, 5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2"
-    )  # the same bytes at a new address
-    offer = plane.offer()
-    assert offer.pull_endpoint == "tcp://127.0.0.1:2"
+        announce(bulletin, 4, policy_version=4, board=board)
+    with pytest.raises(FencedOut, match="5 is not newer"):  # other bytes under the same number
+        announce(bulletin, 6, policy_version=5, learner_epoch=2, board=board)
+    # The same bytes at a new address.
+    announce(bulletin, 5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2", board=board)
+    assert plane.offer(board=board).pull_endpoint == "tcp://127.0.0.1:2"
     plane.client.set(keys.epoch_key(plane.run_id), 3)
     with pytest.raises(FencedOut, match="epoch 3 has taken over from epoch 2"):
-        announce(bulletin, 6, policy_version=6, learner_epoch=2)
-    assert latest_version(bulletin) == 5
+        announce(bulletin, 6, policy_version=6, learner_epoch=2, board=board)
+    assert latest_version(bulletin, board) == 5 and bulletin.latest(board=other) is None
 
 
 def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(plane: Plane) -> None:
@@ -365,28 +370,25 @@ def seal(bulletin: Bulletin, invitation: Invitation, *, host: str, actor: str) -
     bulletin.seal(invitation.number, group)
 
 
-def test_an_invitation_is_good_for_one_attempt(plane: Plane) -> None:
+@pytest.mark.parametrize(
+    ("host", "sealed_for", "why"),
+    [
+        ("127.0.0.1", "b", "invitation 1 was sealed without a"),
+        ("no-such-host.invalid", "a", "group 1 failed: "),  # any other error would count as weights that do not fit
+    ],
+)
+def test_a_member_misses_a_broadcast_and_an_invitation_is_good_for_one_attempt(
+    host: str, sealed_for: str, why: str, plane: Plane
+) -> None:
     bulletin = plane.bulletin
     member = BroadcastMember(plane.client, plane.run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
-    seal(bulletin, invitation, host="127.0.0.1", actor="b")
-    with pytest.raises(BroadcastMissed, match="sealed without a"):
-        member.receive(invitation, root="", place=nowhere)
-    with pytest.raises(BroadcastMissed, match="used before"):
-        member.receive(invitation, root="", place=nowhere)
+    seal(bulletin, invitation, host=host, actor=sealed_for)
+    for reason in (why, "invitation 1 was used before"):
+        with pytest.raises(BroadcastMissed, match=reason):
+            member.receive(invitation, root="", place=nowhere)
     member.close()
     assert bulletin.broadcast_members() == []
-
-
-def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(plane: Plane) -> None:
-    """And pulls, perhaps from a relay. Any other error would count as weights that do not fit."""
-    bulletin = plane.bulletin
-    member = BroadcastMember(plane.client, plane.run_id, "a", secret=b"")
-    invitation = Invitation(number=bulletin.next_invitation(), actors=["a"])
-    seal(bulletin, invitation, host="no-such-host.invalid", actor="a")
-    with pytest.raises(BroadcastMissed, match=rf"group {invitation.number} failed: "):
-        member.receive(invitation, root="", place=nowhere)
-    member.close()
 
 
 def test_a_version_whose_offer_redis_has_lost_is_offered_again(plane: Plane) -> None:

@@ -32,25 +32,20 @@ def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypa
             ask(knowing, 0)
             assert not knowing.poll(1000)
         for strange in (None, other):
-            stranger = Pulling(key=strange)
-            with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
+            with Pulling(key=strange) as stranger, pytest.raises(PullFailed, match="40 of 40 chunks missing"):
                 stranger.pull(server.endpoint)
-            stranger.puller.close()
         assert server.load.served_bytes == 0
-        member = Pulling(key=key)
-        assert member.pull(server.endpoint) == DATA
-        member.puller.close()
+        with Pulling(key=key) as member:
+            assert member.pull(server.endpoint) == DATA
 
 
 def test_a_pull_under_a_key_takes_nothing_from_a_server_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.5)
     monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
-    with serving() as impostor:
-        member = Pulling(key=new_key())
+    with serving() as impostor, Pulling(key=new_key()) as member:
         with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
             member.pull(impostor.endpoint)
         assert impostor.load.served_bytes == 0
-        member.puller.close()
 
 
 def test_a_key_is_of_the_environment_or_a_file_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +56,28 @@ def test_a_key_is_of_the_environment_or_a_file_and_never_shown(tmp_path: Path, m
     key = key_from_environment()
     assert key is not None and key.secret.decode() == (tmp_path / "key").read_text().strip()
     assert key.secret.decode() not in repr(key)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff" * 40, "cannot be read: 'utf-8' codec can't decode"),
+        (b"\n", "is empty"),  # as `slipstream access key` leaves it on a full disk
+    ],
+)
+def test_a_file_without_a_key_is_named(
+    content: bytes | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "")
-    with pytest.raises(ConfigError, match=r"`weights.key_file` .*nokey cannot be read: No such file"):
-        load_key(str(tmp_path / "nokey"))
-    (tmp_path / "bytes").write_bytes(b"\xff" * 40)
-    with pytest.raises(ConfigError, match=r"`weights.key_file` .*bytes cannot be read: 'utf-8' codec can't decode"):
-        load_key(str(tmp_path / "bytes"))
-    monkeypatch.setenv(KEY_VARIABLE, "short")
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"`weights.key_file` {tmp_path}/key {why}.*; `slipstream access key` makes"):
+        load_key(str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize("secret", ["short", "\udcff" * 5])
+def test_a_variable_that_is_no_key_is_refused(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, secret)
     with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream access key` makes; got 5"):
         key_from_environment()
