@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import parsed
-from slipstream.actors.episode.episode_record import Allowance, EpisodeRecord
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.rehearse import check_template
