@@ -68,9 +68,7 @@ def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str
 
 
 def test_a_template_may_multiply_what_is_small() -> None:
-    template = ImmutableSandboxedEnvironment().from_string(
-        "{{ ['ab' * 2, 2 * [3], 3 * 4, 2**5, 2**-1, 1.5 * 2] }}"
-    )
+    template = ImmutableSandboxedEnvironment().from_string("{{ ['ab' * 2, 2 * [3], 3 * 4, 2**5, 2**-1, 1.5 * 2] }}")
     assert template.render() == "['abab', [3, 3], 12, 32, 0.5, 3.0]"
 
 
