@@ -15,12 +15,12 @@ import redis
 from slipstream.actors.engine.engine import Engine, EngineDied
 from slipstream.actors.engine.orders import engine_settings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
-from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.host.act import EXIT_RUN_FAILED, act, make_setup
 from slipstream.actors.host.beat import RunChanged
 from slipstream.actors.host.event_loop import run as run_loop
 from slipstream.actors.host.host_parts import check_environments, checked_tokenizer, model_folder
 from slipstream.actors.host.join import checked_key, run_config, wait_for_run
+from slipstream.actors.host.judging import judge_buffers
 from slipstream.actors.host.model_cache import ModelUnavailable
 from slipstream.actors.host.rehearse import check_template
 from slipstream.actors.host.watchdog import LEASE_TIMES, watch
@@ -30,11 +30,11 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_shards, without_password
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.transfer.encryption import load_key
 from slipstream.envhub.rewards.part import actors_judge, book_on, count_by
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
-from slipstream.replay.buffer.judge_buffer import JudgeBuffer
 from slipstream.replay.buffer.visits import Visits
 from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S, Bulletin
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
@@ -42,7 +42,6 @@ from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.keys import shard_name
 
 log = logging.getLogger("actors")
-
 
 StartEngine = Callable[..., Engine]
 
@@ -71,20 +70,21 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
             folder = model_folder(facts, run, mine, bulletin, name=name)
             tokenizer = checked_tokenizer(facts, run, folder)
             check_template(run, tokenizer)
+            shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
             engine = start(name, run=run, mine=mine, model_path=str(folder))
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
         return 2
-    except (ModelUnavailable, EngineDied) as error:
-        log.error("the actor did not start, and ends; its supervisor starts another one: %s", error)
+    except (ModelUnavailable, EngineDied, RedisAway) as error:
+        cure = "; start that server, or correct `redis.url`" if isinstance(error, RedisAway) else ""
+        log.error("the actor did not start, and ends; its supervisor starts another one: %s%s", error, cure)
         return 1
-    shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
     buffers = buffers_to_play(shards, run, vocab_size=facts.vocab_size)
     setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
-    if setup.scoring is not None:
-        book_on(JudgeAccount(client, run.run.name).add, setup.scoring.parts.values())
-        count_by(Visits(client, run.run.name).read, setup.scoring.parts.values())
-
+    parts = setup.scoring.parts.values() if setup.scoring else ()
+    book_on(JudgeAccount(client, run.run.name).add, parts)
+    count_by(Visits(client, run.run.name).read, parts)
+    judged = judge_buffers(shards, run, vocab_size=facts.vocab_size) if actors_judge(parts) else []
     shutdown.end_within(mine.actors.drain_s + LEAVE_S)
 
     async def play() -> int:
@@ -97,7 +97,7 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
                 fleet=fleet,
                 actors=mine.actors,
                 shutdown=shutdown,
-                judge_buffers=buffers_to_judge(setup, shards, run, vocab_size=facts.vocab_size),
+                judge_buffers=judged,
                 play_root=facts.play_root(),
             )
         finally:
@@ -108,8 +108,8 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     except RunChanged as error:
         log.warning("the learner was started again with other settings or code, so this actor joins again: %s", error)
         return EXIT_RUN_FAILED
-    except EngineDied as error:
-        log.error("the engine died, and the actor ends; its supervisor starts another one: %s", error)
+    except (EngineDied, RedisAway, UnknownRun) as error:
+        log.error("the actor ends, and its supervisor starts another one: %s", error)
         return 1
 
 
@@ -128,18 +128,6 @@ def buffers_to_play(shards: Sequence[redis.Redis], run: Config, *, vocab_size: i
         )
         for stream, shard in streams
     }
-
-
-def buffers_to_judge(
-    setup: EpisodeSetup, shards: Sequence[redis.Redis], run: Config, *, vocab_size: int
-) -> list[JudgeBuffer]:
-    """The buffers whose groups this actor judges: one for each shard; none if the run's own policy is no judge."""
-    if setup.scoring is None or not actors_judge(setup.scoring.parts.values()):
-        return []
-    return [
-        JudgeBuffer(client, run.run.name, run.replay, vocab_size=vocab_size, shard=shard)
-        for shard, client in enumerate(shards)
-    ]
 
 
 def own_config(settings: list[str]) -> Config:

@@ -158,10 +158,13 @@ class Engine(Sampler, Protocol):
     async def parse(
         self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
     ) -> ParsedAnswer:
-        """Divide an answer by the run's parsers. Raises EngineDied."""
+        """Divide an answer by `model.tool_parser` and `model.reasoning_parser`. Raises EngineDied."""
 
     async def stage(self, offer: Offer) -> None:
-        """Receive and verify the offered weights while generation continues. Raises WeightsRefused."""
+        """Receive and verify the offered weights while generation continues. One stage at a time.
+
+        Raises WeightsRefused if they do not arrive, are corrupt or do not fit the model; the old ones keep serving.
+        """
 
     async def commit(self, policy_version: int) -> float:
         """Switch to the staged weights at a token boundary; running requests continue. Return the pause in seconds.
@@ -171,10 +174,10 @@ class Engine(Sampler, Protocol):
         """
 
     def leave_broadcasts(self) -> None:
-        """Take part in no more broadcasts of weights: this actor is about to leave. Does not wait."""
+        """Take part in no more broadcasts of weights, so that none waits for this actor. Does not wait."""
 
     def load(self) -> EngineLoad:
         """The current load. Raises EngineDied, so that an idle actor also notices it."""
 
     async def close(self) -> None:
-        """Stop the engine. Idempotent."""
+        """Stop the engine; every waiting call raises EngineDied. Idempotent."""

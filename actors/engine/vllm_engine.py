@@ -174,16 +174,11 @@ class VllmEngine:
     async def parse(
         self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
     ) -> ParsedAnswer:
-        """Divide an answer by `model.tool_parser` and `model.reasoning_parser`. Raises EngineDied."""
         order = orders.Parse(call=next(self._calls), prompt=prompt, tokens=tokens, text=text, tools=tools)
         parsed: orders.Parsed = await self._ordered(order, self._waiting)
         return parsed.answer
 
     async def stage(self, offer: Offer) -> None:
-        """Receive and verify the offered weights while generation continues. One stage at a time.
-
-        Raises WeightsRefused if they do not arrive, or are corrupt or do not fit the model; the old ones keep serving.
-        """
         self._staged_version = None
         version, probe = offer.manifest.policy_version, offer.manifest.probe
         if probe is not None:
@@ -203,12 +198,10 @@ class VllmEngine:
         self._staged_version = version
 
     async def commit(self, policy_version: int) -> float:
-        """Switch to the staged weights between two steps; running requests continue. Return the pause in seconds.
+        """Switch between two steps, and return when the engine has scored the version's probe.
 
-        It returns when the engine has scored the version's probe; no token that a version sampled before that leaves
-        the engine unless the version passes. Raises WeightsUnfit if it fails, and the old weights serve again;
-        EngineSpoiled if it fails and the old weights are gone; ValueError unless `policy_version` is staged; EngineDied
-        if the engine is gone.
+        No token that the version samples before leaves the engine unless it passes. Raises ValueError unless
+        `policy_version` is staged.
         """
         if policy_version != self._staged_version:
             raise ValueError(
@@ -223,11 +216,9 @@ class VllmEngine:
         return committed.pause_s
 
     def leave_broadcasts(self) -> None:
-        """Take part in no more broadcasts of weights, so that none waits for this actor. Does not wait."""
         self._send(orders.LeaveBroadcasts())
 
     def load(self) -> EngineLoad:
-        """The current load. Raises EngineDied."""
         if self._death is not None:
             raise _again(self._death)
         return EngineLoad(
@@ -238,7 +229,6 @@ class VllmEngine:
         )
 
     async def close(self) -> None:
-        """End the process; every waiting call raises EngineDied. Idempotent."""
         self._closing = True
         self._send(orders.Stop())
         await asyncio.to_thread(self._process.end, CLOSE_TIMEOUT_S)

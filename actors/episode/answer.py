@@ -71,7 +71,7 @@ class Boundary:
         if isinstance(error, EnvError):
             raise EnvError(self._what + _text_of(error)) from error  # its text may be too long, or raise
         if isinstance(error, asyncio.CancelledError):
-            task = _current_task()
+            task = asyncio.current_task()
             if task is None or task.cancelling():
                 return
             # This task was not cancelled.
@@ -90,13 +90,6 @@ class Boundary:
         except ValueError:  # the token is of another task's context
             return True
         return False
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop runs in this thread
-        return None
 
 
 def _text_of(error: BaseException) -> str:

@@ -13,8 +13,9 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, EngineError, Sampler
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import Boundary, check_observation
-from slipstream.actors.episode.episode_record import Allowance, EpisodeRecord, ReplayMismatch
+from slipstream.actors.episode.episode_record import EpisodeRecord, ReplayMismatch
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.driving import DrivingEnv, Ending, Parse, Reply, Request, Terms

@@ -1,4 +1,4 @@
-"""Collects the tokens of a running episode within its limits, and makes its trajectory."""
+"""Collects the tokens of a running episode, and makes its trajectory."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from slipstream.actors.engine.engine import Completion, moved
-from slipstream.common.config.config import Config
 from slipstream.common.process.wire import SCHEMA
 from slipstream.common.records.kept_sets import KeptSets, joined, no_sets
 from slipstream.common.records.message import Message
@@ -27,7 +26,7 @@ from slipstream.common.records.trajectory import (
     pack_mask,
     pack_tokens,
 )
-from slipstream.common.text.chat import ChatRules, Extension
+from slipstream.common.text.chat import Extension
 from slipstream.envhub.driving import Ending, Reply
 from slipstream.envhub.env import EnvError, Observation
 
@@ -320,40 +319,3 @@ class EpisodeRecord:
             scoring_s=0.0,
             provenance=attempt.provenance,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Allowance:
-    """What an episode may use up, and how it is played: its limits, and the rules of its prompts."""
-
-    max_turns: int
-    max_tokens: int
-    step_timeout_s: float
-    episode_timeout_s: float
-    rules: ChatRules = field(default_factory=ChatRules)
-    shows_admissible: bool = False  # whether each prompt lists the admissible actions
-    enforces_admissible: bool = False  # whether actions are sampled among them
-    max_thought_tokens: int = 0  # after which a thought is closed; 0: no limit of its own
-
-    @classmethod
-    def of(cls, config: Config) -> "Allowance":
-        return cls(
-            max_turns=config.env.max_turns,
-            max_tokens=config.model.max_tokens,
-            step_timeout_s=config.env.step_timeout_s,
-            episode_timeout_s=config.env.episode_timeout_s,
-            rules=ChatRules.of(config.model),
-            shows_admissible=config.env.show_admissible,
-            enforces_admissible=config.env.enforce_admissible,
-            max_thought_tokens=config.sampling.max_thought_tokens,
-        )
-
-    def spent(self, record: EpisodeRecord) -> StopReason | None:
-        """The limit that allows no further turn; None if there is room, and while recorded turns are replayed."""
-        if record.is_replaying:
-            return None
-        if len(record.turns) >= self.max_turns:
-            return StopReason.MAX_TURNS
-        if len(record.tokens) - record.branch_starts[-1] >= self.max_tokens:
-            return StopReason.MAX_TOKENS
-        return None

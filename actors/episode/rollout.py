@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineError, Sampler
 from slipstream.actors.episode.actions import Actions
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import CheckedEnv, in_tokens
 from slipstream.actors.episode.drive import drive
 from slipstream.actors.episode.enforced import Enforcer
-from slipstream.actors.episode.episode_record import Allowance, EpisodeRecord, Exchange, ReplayMismatch
+from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange, ReplayMismatch
 from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.common.records.trajectory import OUTCOME_OF, StopReason, Trajectory
 from slipstream.common.text.action_format import ActionFormat

@@ -11,7 +11,8 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import forked_record, resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
@@ -52,23 +53,21 @@ class Episodes:
         """Seconds to wait after a failure: longer and longer if nothing but failures comes, so that none is hurried."""
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_failed - FREE_FAILURES, 10))
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> contextlib.AbstractContextManager[None]:
         """Count one more episode meanwhile."""
-        self._add(1)
-        try:
-            yield
-        finally:
-            self._add(-1)
+        return self._counting(1)
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """Do not count one episode meanwhile: another may begin in its place."""
+        return self._counting(-1)
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Do not count one episode meanwhile: another may begin in its place."""
-        self._add(-1)
+    def _counting(self, change: int) -> Iterator[None]:
+        self._add(change)
         try:
             yield
         finally:
-            self._add(1)
+            self._add(-change)
 
     def _add(self, change: int) -> None:
         self._slot_s, self._changed_at_s = self.slot_s(), time.monotonic()

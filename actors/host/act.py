@@ -12,7 +12,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
-from slipstream.actors.episode.episode_record import Allowance
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.actors.host.beat import LastKnown, Leases, Pulse, keep_beating

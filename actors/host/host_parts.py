@@ -2,7 +2,8 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.host.model_cache import cached_folder, learners_folder
 from slipstream.actors.weights.pull import actors_puller
@@ -13,9 +14,6 @@ from slipstream.envhub.own_modules import SHARED_ROOMS, SLIPSTREAM, file_of, own
 from slipstream.envhub.rewards.part import actors_judge, check_keys, reward_parts
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import RunFacts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ def model_folder(facts: RunFacts, run: Config, mine: Config, bulletin: Bulletin,
     )
 
 
-def checked_tokenizer(facts: RunFacts, run: Config, folder: Path) -> "PreTrainedTokenizerBase":
+def checked_tokenizer(facts: RunFacts, run: Config, folder: Path) -> PreTrainedTokenizerBase:
     """Load the run's tokenizer from `folder` on this host. Raises ConfigError if it differs from the learner's."""
     tokenizer = load_tokenizer(folder, run.model.template_arguments)
     root = tokenizer_root(tokenizer)

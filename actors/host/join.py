@@ -2,6 +2,9 @@
 
 import contextlib
 import logging
+import os
+import secrets
+import socket
 import tempfile
 import time
 
@@ -25,6 +28,11 @@ def fleet_of(config: Config, shutdown: Shutdown) -> Fleet:
         raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
     connect_or_explain(config.redis.url).close()
     return Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
+
+
+def process_name() -> str:
+    """A name for this process, with a random part: containers may have the same host name and the same process ids."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:

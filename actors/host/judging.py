@@ -8,13 +8,12 @@ beside its episodes, and there is no such process.
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.actors.host.join import fleet_of, is_over, run_config, wait_for_run
+import redis
+
+from slipstream.actors.host.join import fleet_of, is_over, process_name, run_config, wait_for_run
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
@@ -72,12 +71,8 @@ def judge(config: Config) -> int:
     parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
     shards = connect_shards(config.redis.url, run.redis.shards, ending=shutdown.requested)
     setup = JudgeSetup(
-        # With a random part: containers may have the same host name and the same process ids.
-        name=f"judge-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
-        buffers=[
-            JudgeBuffer(client, run.run.name, run.replay, vocab_size=facts.vocab_size, shard=shard)
-            for shard, client in enumerate(shards)
-        ],
+        name=f"judge-{process_name()}",
+        buffers=judge_buffers(shards, run, vocab_size=facts.vocab_size),
         parts=parts,
     )
     # Groups from before a resume with other rewards become ready without marks.
@@ -87,8 +82,20 @@ def judge(config: Config) -> int:
             "one if it is a judge or a panel with `compare: listwise` or `compare: pairwise`"
         )
     shutdown.end_within(LEAVE_S)
-    asyncio.run(keep_judging(setup, is_done=lambda: shutdown.requested.is_set() or is_over(fleet)))
+    try:
+        asyncio.run(keep_judging(setup, is_done=lambda: shutdown.requested.is_set() or is_over(fleet)))
+    except RedisAway as error:
+        log.error("the judge ends; start it again when the server is back: %s", error)
+        return 1
     return shutdown.exit_code
+
+
+def judge_buffers(shards: Sequence[redis.Redis], run: Config, *, vocab_size: int) -> list[JudgeBuffer]:
+    """The buffers whose groups are judged: one for each shard."""
+    return [
+        JudgeBuffer(client, run.run.name, run.replay, vocab_size=vocab_size, shard=shard)
+        for shard, client in enumerate(shards)
+    ]
 
 
 def any_waits(setup: JudgeSetup) -> bool:

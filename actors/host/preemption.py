@@ -12,8 +12,10 @@ Kubernetes and Slurm send SIGTERM instead.
 
 import http.client
 import logging
+import math
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ WAIT_S = 5  # GCP answers a request when the value changes, or after this long
 TOKEN_TTL_S = 21_600  # the longest that AWS allows
 TOKEN = rb"[!-~]{1,4096}"
 MAX_ANSWER_BYTES = 64 << 10
+FAILURE_EVERY_S = 600.0  # how often a failure of the service is logged: it may fail in turns with other words
 
 log = logging.getLogger(__name__)
 
@@ -60,17 +63,17 @@ class Aws:
         self._url = (url or "http://169.254.169.254") + "/latest"
         self._token = ""
 
-    def look(self) -> list[Notice]:
-        """The current notices. Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError."""
+    def look(self) -> Notice | None:
+        """The current notice. Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError."""
         action = self._ask("/meta-data/spot/instance-action")
         if action is not None:
             announced = _decoded(action, _InstanceAction)
-            return [Notice(text=f"AWS will {announced.action} this host at {announced.time}", is_final=True)]
+            return Notice(text=f"AWS will {announced.action} this host at {announced.time}", is_final=True)
         recommendation = self._ask("/meta-data/events/recommendations/rebalance")
         if recommendation is not None:
             at = _decoded(recommendation, _Rebalance).noticeTime
-            return [Notice(text=f"AWS announced at {at} that it may soon interrupt this host", is_final=False)]
-        return []
+            return Notice(text=f"AWS announced at {at} that it may soon interrupt this host", is_final=False)
+        return None
 
     def _ask(self, path: str) -> bytes | None:
         if not self._token:
@@ -98,13 +101,13 @@ class Gcp:
     def __init__(self, url: str) -> None:
         self._url = (url or "http://metadata.google.internal") + "/computeMetadata/v1/instance/"
 
-    def look(self) -> list[Notice]:
+    def look(self) -> Notice | None:
         # Always asked first: GCP warns only hosts that have asked for it recently.
         if self._ask("maintenance-event") == b"TERMINATE_ON_HOST_MAINTENANCE":
-            return [Notice(text="GCP will end this host for maintenance", is_final=True)]
+            return Notice(text="GCP will end this host for maintenance", is_final=True)
         if self._ask(f"preempted?wait_for_change=true&timeout_sec={WAIT_S}", wait_s=WAIT_S) == b"TRUE":
-            return [Notice(text="GCP preempts this host", is_final=True)]
-        return []
+            return Notice(text="GCP preempts this host", is_final=True)
+        return None
 
     def _ask(self, path: str, *, wait_s: float = 0.0) -> bytes:
         answer = _asked(self._url + path, headers={"Metadata-Flavor": "Google"}, wait_s=wait_s)
@@ -120,17 +123,16 @@ class Azure:
         self._url = (url or "http://169.254.169.254") + "/metadata"
         self._name = ""
 
-    def look(self) -> list[Notice]:
+    def look(self) -> Notice | None:
         if not self._name:
-            self._name = (
-                self._ask("/instance/compute/name?api-version=2021-02-01&format=text").decode(errors="replace").strip()
-            )
+            name = self._ask("/instance/compute/name?api-version=2021-02-01&format=text")
+            self._name = name.decode(errors="replace").strip()
         document = _decoded(self._ask("/scheduledevents?api-version=2020-07-01"), _ScheduledEvents)
-        return [
-            Notice(text=f"Azure: {event.EventType} of this host, not before {event.NotBefore or 'now'}", is_final=True)
-            for event in document.Events
-            if event.EventType in ("Preempt", "Terminate") and self._name in event.Resources
-        ]
+        for event in document.Events:
+            if event.EventType in ("Preempt", "Terminate") and self._name in event.Resources:
+                when = event.NotBefore or "now"
+                return Notice(text=f"Azure: {event.EventType} of this host, not before {when}", is_final=True)
+        return None
 
     def _ask(self, path: str) -> bytes:
         answer = _asked(self._url + path, headers={"Metadata": "true"})
@@ -146,7 +148,7 @@ def watch_notices(service: str, shutdown: Shutdown) -> None:
     """Start a thread that sets `shutdown` when the cloud announces that this host will be taken away.
 
     `service` is the name of the cloud, or CLOUD@URL with the address of its metadata service. The thread asks until
-    `shutdown` is set. Each new notice or failure of the service is logged once.
+    `shutdown` is set. A notice is logged once, a failure of the service every FAILURE_EVERY_S at most.
     """
     cloud, _, url = service.partition("@")
     metadata = CLOUDS[cloud](url.rstrip("/"))
@@ -154,20 +156,19 @@ def watch_notices(service: str, shutdown: Shutdown) -> None:
 
 
 def _watch(metadata: Aws | Gcp | Azure, shutdown: Shutdown) -> None:
-    last_logged = ""
+    logged, failed_at = "", -math.inf
     while not shutdown.requested.is_set():
-        text, is_final = "", False
+        notice = None
         try:
-            for notice in metadata.look():
-                text, is_final = notice.text, notice.is_final
-                if is_final:
-                    break
+            notice = metadata.look()
         except MetadataError as error:
-            text = f"notices of the cloud do not arrive: {error}"
-        if text and text != last_logged:
-            log.warning("%s", text)
-            last_logged = text
-        if is_final:
+            if time.monotonic() - failed_at >= FAILURE_EVERY_S:
+                log.warning("notices of the cloud do not arrive: %s", error)
+                failed_at = time.monotonic()
+        if notice is not None and notice.text != logged:
+            log.warning("%s", notice.text)
+            logged = notice.text
+        if notice is not None and notice.is_final:
             shutdown.notice()
         shutdown.requested.wait(POLL_S)
 

@@ -27,7 +27,6 @@ class RefreshCounts:
     """The counters of refreshes."""
 
     num_committed: int = 0
-    num_refused: int = 0
     last_pause_s: float = 0.0
     refusal: Refusal | None = None  # of the version that was tried last; None if it serves
 
@@ -93,7 +92,6 @@ async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: P
             await _refused(error, engine, version, counts, pin, tries)
             continue
         except EngineSpoiled as error:
-            counts.num_refused += 1
             counts.refusal = Refusal(policy_version=version, reason=cut_reason(str(error)), unfit=True)
             raise
         counts.num_committed += 1
@@ -107,7 +105,6 @@ async def _refused(
     """Report a refusal, and wait before the next attempt."""
     unfit = isinstance(error, WeightsUnfit)
     wait_s = tries.refused(version, unfit=unfit)
-    counts.num_refused += 1
     counts.refusal = Refusal(policy_version=version, reason=cut_reason(str(error)), unfit=unfit)
     pin.stuck = True
     again = f"trying again in {wait_s:.0f} s" if version > tries.given_up() else "waiting for a newer version"

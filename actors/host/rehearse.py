@@ -8,11 +8,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from slipstream.actors.episode.actions import with_instructions
-from slipstream.actors.episode.answer import Boundary, answer
+from slipstream.actors.episode.answer import Boundary, CheckedEnv
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import Config
@@ -104,7 +103,7 @@ async def _first_observation(run: Config, label: str) -> tuple[Observation, list
     split = "held_out" if options.get("held_out") and not options.get("train") else "train"
     task, timeout_s = Task(env=label, split=split, index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
-        observation: Observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
+        observation = await CheckedEnv(env, timeout_s=timeout_s).reset(task)  # type: ignore[arg-type]
         possible = list[str]()
         if run.env.show_admissible or run.env.enforce_admissible:
             with Boundary():

@@ -6,8 +6,6 @@ learner, the publisher and Redis are away.
 
 import contextlib
 import logging
-import os
-import secrets
 import socket
 import threading
 import time
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 
 import redis
 
-from slipstream.actors.host.join import checked_key, fleet_of, is_over, run_config, wait_for_run
+from slipstream.actors.host.join import checked_key, fleet_of, is_over, process_name, run_config, wait_for_run
 from slipstream.actors.weights.holdings import Holdings
 from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.actors.weights.sources import Sources
@@ -206,14 +204,12 @@ def relay(config: Config) -> int:
     with shutdown.nothing_to_lose():
         fleet = fleet_of(config, shutdown)
         run = run_config(wait_for_run(fleet, config.actors.join_timeout_s))
-    host = socket.gethostname()
     kept = Relay(
         RelayInfo(
             redis_url=config.redis.url,
             run_id=run.run.name,
-            # With a random part: containers may have the same host name and the same process ids.
-            name=f"{host}-{os.getpid()}-{secrets.token_hex(4)}",
-            host=host,
+            name=process_name(),
+            host=socket.gethostname(),
             address=own_address(config.weights.host, config.redis.url),
             limits=ServerLimits(),
             timeout_s=2 * BROADCAST_TIMEOUT_S,

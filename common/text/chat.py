@@ -82,7 +82,7 @@ class Chat:
         self._ending = ending_tokens(tokenizer)
         self._thoughts, self._turns = thought_marks(tokenizer), turn_marks(tokenizer)
         self._messages: list[Message] = []
-        self._text = ""  # the conversation up to the last prompt, as the template rendered it
+        self.text = ""  # the conversation up to the last prompt, as the template renders it
         self._reply = ""  # the text of the reply to that prompt
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
         self._opening: list[Message] = []  # the messages before the first reply, which a shorter one keeps
@@ -96,15 +96,13 @@ class Chat:
     def open(self, messages: tuple[Message, ...], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Begin with `messages` and return the first prompt. The chat template shows `tools` in every prompt."""
         self._tools = [dict(tool) for tool in tools]
-        self._messages = self._in_roles(messages)
-        self._text = self._rendered(self._messages)
-        tokens = self._encode(self._text)
-        self._opening, self._num_tokens = list(self._messages), len(tokens)
-        return tokens
+        prompt = self._anew(self._in_roles(messages))
+        self._opening = list(self._messages)
+        return prompt.tokens
 
     def written(self, text: str) -> list[int]:
         """The tokens of a reply that is written as text, and not sampled."""
-        return following(self._encode, text, after=self._text)
+        return following(self._encode, text, after=self.text)
 
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
@@ -115,18 +113,13 @@ class Chat:
         return self._reply
 
     @property
-    def text(self) -> str:
-        """The conversation up to the last prompt, as the template renders it."""
-        return self._text
-
-    @property
     def answer(self) -> str:
         """The last reply without the thought that it begins with; empty if that thought never ended."""
         return self.answer_of(self._reply)
 
     def answer_of(self, reply: str) -> str:
         """The same of a `reply` to the last prompt that is not recorded."""
-        return without_thought(reply, prompt=self._text, marks=self._thoughts)
+        return without_thought(reply, prompt=self.text, marks=self._thoughts)
 
     def extend(self, messages: tuple[Message, ...]) -> Extension:
         """Add the environment's answer; return the tokens that the next prompt adds.
@@ -137,18 +130,14 @@ class Chat:
         """
         if self.is_summarising:
             return self._resumed()
-        replied, text = list(self._messages), self._text
-        num_tokens = self._num_tokens
+        replied, text, num_tokens = list(self._messages), self.text, self._num_tokens
         extension = self._extended(messages)
-        self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else self._num_tokens)
         if self._rules.context == "stop" or 4 * self._num_tokens <= 3 * self._rules.max_tokens:
             return extension
         if self._rules.context == "summary":
-            self._messages, self._text, self._waiting = replied, text, messages
-            self.is_summarising = True
-            extension = self._extended((Message("user", SUMMARISE),))
-            self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else num_tokens)
-            return extension
+            self._messages, self.text, self._num_tokens = replied, text, num_tokens
+            self._waiting, self.is_summarising = messages, True
+            return self._extended((Message("user", SUMMARISE),))
         shorter = self._windowed() if self._shorten is None else self._shortened(self._shorten)
         return extension if shorter is None else self._anew(shorter)
 
@@ -161,9 +150,14 @@ class Chat:
         return self._anew([*kept, Message("user", "\n\n".join(texts))])
 
     def _anew(self, messages: list[Message]) -> Extension:
+        """Continue from `messages` alone, in a sequence of its own."""
         self._messages = messages
-        self._text = self._rendered(messages)
-        tokens = self._encode(self._text)
+        self.text = self._rendered(messages)
+        return self._branch()
+
+    def _branch(self) -> Extension:
+        """The whole prompt as a sequence of its own."""
+        tokens = self._encode(self.text)
         self._num_tokens = len(tokens)
         return Extension(tokens=tokens, new_branch=True)
 
@@ -201,17 +195,19 @@ class Chat:
     def _extended(self, messages: tuple[Message, ...]) -> Extension:
         self._messages += self._in_roles(messages)
         whole = self._rendered(self._messages)
-        new_text, replied = self._after_reply(whole), self._text + self._reply + self._ended_with
-        self._text = whole
+        new_text, replied = self._after_reply(whole), self.text + self._reply + self._ended_with
+        self.text = whole
         if new_text is None:
-            return Extension(tokens=self._encode(whole), new_branch=True)
+            return self._branch()
         if self._ended_with and new_text.lstrip().startswith(self._ended_with):  # white space before it is the reply's
             new_text = new_text.lstrip().removeprefix(self._ended_with)
-        return Extension(tokens=following(self._encode, new_text, after=replied), new_branch=False)
+        tokens = following(self._encode, new_text, after=replied)
+        self._num_tokens += len(tokens)
+        return Extension(tokens=tokens, new_branch=False)
 
     def _after_reply(self, whole: str) -> str | None:
         """The text of `whole` after the last reply; None if the template changed what comes before it."""
-        earlier = self._text + self._turns.split_reply(self._reply)
+        earlier = self.text + self._turns.split_reply(self._reply)
         if whole.startswith(earlier):
             return whole[len(earlier) :]
         place = max(index for index, message in enumerate(self._messages) if message.role == "assistant")

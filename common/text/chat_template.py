@@ -23,12 +23,22 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from slipstream.common.records.message import Message
-from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS, end_tokens, marks_of, split_marks, whole_marks
+from slipstream.common.text.codec import (
+    KEPT_TEXTS,
+    MAX_KEPT_CHARS,
+    end_tokens,
+    kept_by_template,
+    marks_of,
+    split_marks,
+    whole_marks,
+)
+from slipstream.common.text.template_products import bound_products
 from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+bound_products()  # before any template is compiled
 
 Dated = tuple[str, tuple[tuple[str, str], ...]]  # a template, and the name and value of each of its dates
 MAX_CHARS = 1 << 25  # of a rendered conversation
@@ -153,13 +163,9 @@ class TurnMarks:
         return split_marks(text, self.around)
 
 
+@kept_by_template
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> TurnMarks:
     """What a template writes around messages, found by rendering some."""
-    return _turn_marks(tokenizer, str(tokenizer.chat_template))
-
-
-@lru_cache(maxsize=8)
-def _turn_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> TurnMarks:
     every, around, plain = frozenset(marks_of(tokenizer)), set[str](), dict[str, None]()
     around |= {str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)} & every
     for probe in _PROBES:

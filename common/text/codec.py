@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.common.process.config_error import ConfigError
 
@@ -21,12 +21,23 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 
 KEPT_TEXTS = 256
 MAX_KEPT_CHARS = 1 << 14  # longer texts are not kept: those with a token for each character take 200 MB in all
 CONTEXT_CHARS = 64  # of the text before a piece: the longest special token has fewer
 CONTEXT_TOKENS = 64  # the same, of tokens
 SPLIT, REAL = "\ufdd0", "\ufdd1"  # inside a text that is no mark; before a mark, while both are in one text
+
+
+def kept_by_template(make: Callable[[PreTrainedTokenizerBase], T]) -> Callable[[PreTrainedTokenizerBase], T]:
+    """Keep what `make` found of the last tokenizers, each for as long as its chat template is the same."""
+
+    @lru_cache(maxsize=8)
+    def kept(tokenizer: PreTrainedTokenizerBase, template: str) -> T:
+        return make(tokenizer)
+
+    return lambda tokenizer: kept(tokenizer, str(tokenizer.chat_template))
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
@@ -86,14 +97,10 @@ def following(encode: Callable[[str], list[int]], text: str, *, after: str) -> l
     return encode(text)
 
 
+@kept_by_template
 def marks_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
     """The marks of a tokenizer and its chat template, by text."""
-    return _marks(tokenizer, str(tokenizer.chat_template))
-
-
-@lru_cache(maxsize=8)
-def _marks(tokenizer: PreTrainedTokenizerBase, template: str) -> Mapping[str, int]:
-    special = frozenset(tokenizer.all_special_tokens)
+    special, template = frozenset(tokenizer.all_special_tokens), str(tokenizer.chat_template)
     return {
         token.content: number
         for number, token in tokenizer.added_tokens_decoder.items()
@@ -130,7 +137,7 @@ def _encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     marks = marks_of(tokenizer)
     real = [marks[mark] for mark in whole_marks(text, marks)]
     text = _any_of(frozenset(marks)).sub(rf"{REAL}\g<0>", text).replace(SPLIT, "")
-    apart = _apart(tokenizer, str(tokenizer.chat_template)) if tokenizer.is_fast else None
+    apart = _apart(tokenizer) if tokenizer.is_fast else None
     tokens = _encoded_by(apart, text) if apart is not None else []
     ids = frozenset(marks.values()) - {tokenizer.unk_token_id}  # which words that are not known become
     if apart is None or [token for token in tokens if token in ids] != [token for token in real if token in ids]:
@@ -138,12 +145,12 @@ def _encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokens
 
 
-@lru_cache(maxsize=8)
-def _apart(tokenizer: PreTrainedTokenizerBase, template: str) -> Tokenizer:
+@kept_by_template
+def _apart(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """The same tokenizer with REAL at the beginning of each mark, so that other text has no marks."""
     from tokenizers import Tokenizer  # here, so that importing `common` does not need it
 
-    marks, made = _marks(tokenizer, template), json.loads(tokenizer.backend_tokenizer.to_str())
+    marks, made = marks_of(tokenizer), json.loads(tokenizer.backend_tokenizer.to_str())
 
     def named(text: str) -> str:
         return REAL + text if text in marks else text

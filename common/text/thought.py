@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from slipstream.common.text.codec import kept_by_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,17 +40,14 @@ _BRACKETS = re.compile(rf"\[/?\w*(?:{_WORDS})\w*\]", re.IGNORECASE)
 _ENDS = (("begin", "end"), ("start", "end"), ("START", "END"), ("BEGIN", "END"), ("prefix", "suffix"))
 
 
+@kept_by_template
 def thought_marks(tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
     """The marks with which replies of this model may begin and end a thought: those known, and those of its own.
 
     Its own are in its template, or among its tokens, which a template may write by a variable. Raises ValueError for a
     template whose thoughts cannot be distinguished from answers.
     """
-    return _thought_marks(tokenizer, str(tokenizer.chat_template))
-
-
-@lru_cache(maxsize=8)
-def _thought_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> Sequence[Pair]:
+    template = str(tokenizer.chat_template)
     for mark, family in _CHANNELS.items():
         if mark in template:
             raise ValueError(

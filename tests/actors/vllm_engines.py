@@ -54,10 +54,10 @@ class Offers:
         limits = ServerLimits(chunk_bytes=1 << 16)
         self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
 
-    def offer(self, model: Qwen3ForCausalLM, *, policy_version: int) -> Offer:
-        """Serve the weights of `model` as `policy_version`, with their probe."""
+    def offer(self, model: Qwen3ForCausalLM, *, policy_version: int, probed: Qwen3ForCausalLM | None = None) -> Offer:
+        """Serve the weights of `model` as `policy_version`, with their probe, or with that of `probed`: a wrong one."""
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}  # tied ones once
-        return self.offer_of(weights, policy_version=policy_version, probe=probe_by(model))
+        return self.offer_of(weights, policy_version=policy_version, probe=probe_by(probed or model))
 
     def offer_of(
         self,

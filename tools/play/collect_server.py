@@ -18,7 +18,8 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Engine, EngineError, Restriction, Sampler
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import Episodes, EpisodeSetup

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.actors.episode.actions import ADMISSIBLE
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.common.config.config import Config, differences, dump_config, load_config

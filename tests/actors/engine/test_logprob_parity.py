@@ -121,7 +121,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     finally:
         asyncio.run(engine.close())
         publisher.close()
-    assert counts.num_committed == NUM_VERSIONS - 1 and counts.num_refused == 0
+    assert counts.num_committed == NUM_VERSIONS - 1 and counts.refusal is None
     assert 0 < counts.last_pause_s < 10
     assert all(trajectory.outcome is Outcome.POLICY for trajectory in trajectories)
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 
-import msgspec
 import psutil
 import pytest
 
@@ -42,9 +41,7 @@ def engine(policies: Policies, request: pytest.FixtureRequest) -> Iterator[VllmE
 
 def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policies: Policies, server: Offers) -> None:
     """The probe is of other weights than those that travel, so the engine must return to the old ones."""
-    offer = server.offer(policies.models[1], policy_version=1)
-    other = server.offer(policies.models[2], policy_version=1).manifest.probe
-    wrong = msgspec.structs.replace(offer, manifest=msgspec.structs.replace(offer.manifest, probe=other))
+    wrong = server.offer(policies.models[1], policy_version=1, probed=policies.models[2])
 
     async def refused() -> list[vllm_engine.Completion]:
         await engine.stage(wrong)

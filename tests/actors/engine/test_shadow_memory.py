@@ -9,9 +9,9 @@ H100 = 80 * GIB
 SEVEN_B, FOURTEEN_B = 15 * GIB, 29 * GIB
 
 
-def room(weights_bytes: int, *, share_bytes: int = 72 * GIB, episode_bytes: int = GIB) -> int:
-    """By default of 0.9 of an H100, and with short episodes."""
-    return room_for_shadow(share_bytes=share_bytes, weights_bytes=weights_bytes, episode_bytes=episode_bytes)
+def room(weights_bytes: int, *, share_bytes: int = 72 * GIB) -> int:
+    """By default of 0.9 of an H100."""
+    return room_for_shadow(share_bytes=share_bytes, weights_bytes=weights_bytes, episode_bytes=GIB)
 
 
 def test_an_engine_leaves_room_if_its_kv_cache_keeps_half() -> None:
@@ -21,13 +21,6 @@ def test_an_engine_leaves_room_if_its_kv_cache_keeps_half() -> None:
     assert room(limit) == limit + 2 * GIB
     assert room(limit + 1) == 0
     assert room(SEVEN_B, share_bytes=20 * GIB) == 0
-
-
-def test_an_engine_keeps_the_memory_of_its_longest_episode() -> None:
-    """Without it vLLM would not start."""
-    left = (72 - 3 - 15 - 17) * GIB
-    assert room(SEVEN_B, episode_bytes=left) == 17 * GIB
-    assert room(SEVEN_B, episode_bytes=left + 1) == 0
 
 
 def test_a_shadow_that_the_engine_left_room_for_needs_that_to_be_free() -> None:

@@ -23,7 +23,6 @@ from tests.actors.vllm_engines import (
     check_serves,
     make_policies,
     policies,
-    probe_by,
     refreshed_in_mid_generation,
     run,
     server,
@@ -56,10 +55,17 @@ def committed(engine: VllmEngine, offer: Offer) -> None:
     run(engine.commit(offer.manifest.policy_version))
 
 
-def with_another_probe(server: Offers, policies: Policies, number: int, *, probe: int, policy_version: int) -> Offer:
-    """The weights of one model with the probe of another: the engine will refuse them after the commit."""
-    weights = {name: value.detach() for name, value in policies.models[number].named_parameters()}
-    return server.offer_of(weights, policy_version=policy_version, probe=probe_by(policies.models[probe]))
+def check_takes(engine: VllmEngine, server: Offers, policies: Policies, number: int, *, version: int) -> None:
+    committed(engine, server.offer(policies.models[number], policy_version=version))
+    check_serves(engine, policies.models[number], version=version)
+
+
+def check_refuses_version_2(engine: VllmEngine, server: Offers, policies: Policies) -> None:
+    """The engine, which serves version 1, serves it again."""
+    with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
+        committed(engine, server.offer(policies.models[2], policy_version=2, probed=policies.models[0]))
+    assert engine.policy_version == 1
+    check_serves(engine, policies.models[1], version=1)
 
 
 def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, server: Offers, tmp_path: Path) -> None:
@@ -68,14 +74,9 @@ def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, serve
         crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(policies.models[1], policy_version=1)))
         for crossing in crossings:
             check_crossing(crossing, policies.models[0], policies.models[1])
-        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
-            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
-        assert engine.policy_version == 1
-        check_serves(engine, policies.models[1], version=1)
-        committed(engine, server.offer(policies.models[2], policy_version=3))
-        check_serves(engine, policies.models[2], version=3)
-        committed(engine, server.offer(policies.models[0], policy_version=4))
-        check_serves(engine, policies.models[0], version=4)
+        check_refuses_version_2(engine, server, policies)
+        check_takes(engine, server, policies, 2, version=3)
+        check_takes(engine, server, policies, 0, version=4)
     log = Path(settings.log).read_text().splitlines()
     assert [line for line in log if "shadow" in line] == [
         "new weights are loaded beside those that serve: a shadow model of 0.0 GiB; 1024.0 of 1024.0 GiB were free"
@@ -89,11 +90,8 @@ def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
 ) -> None:
     policies, settings = tensor_parallel_policies, Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
     with exchanging(policies, settings, tensor_parallel=2) as engine:
-        committed(engine, server.offer(policies.models[1], policy_version=1))
-        check_serves(engine, policies.models[1], version=1)
-        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
-            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
-        check_serves(engine, policies.models[1], version=1)
+        check_takes(engine, server, policies, 1, version=1)
+        check_refuses_version_2(engine, server, policies)
     log = Path(settings.log).read_text()
     assert log.count("a shadow model of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
 
@@ -103,14 +101,10 @@ def test_without_room_a_shadow_comes_with_version_2(policies: Policies, server: 
     """The shadow model of a model that was itself reloaded before takes weights too."""
     settings = Settings(log=str(tmp_path / "log"), room_bytes=0)
     with exchanging(policies, settings) as engine:
-        committed(engine, server.offer(policies.models[1], policy_version=1))
-        check_serves(engine, policies.models[1], version=1)
+        check_takes(engine, server, policies, 1, version=1)
         assert "a shadow model of" not in Path(settings.log).read_text()
-        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
-            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
-        check_serves(engine, policies.models[1], version=1)
-        committed(engine, server.offer(policies.models[2], policy_version=3))
-        check_serves(engine, policies.models[2], version=3)
+        check_refuses_version_2(engine, server, policies)
+        check_takes(engine, server, policies, 2, version=3)
     log = Path(settings.log).read_text()
     assert "the first version is loaded while nothing is generated" in log and "a shadow model of" in log
     assert "changed" not in log
@@ -133,9 +127,8 @@ def test_a_model_that_cannot_have_a_shadow_is_loaded_in_the_pause_with_the_reaso
     settings = msgspec.structs.replace(Settings(log=str(tmp_path / "log"), room_bytes=ROOM), **changes)
     with exchanging(policies, settings) as engine:
         for version in (1, 2):
-            committed(engine, server.offer(policies.models[version], policy_version=version))
-            check_serves(engine, policies.models[version], version=version)
+            check_takes(engine, server, policies, version, version=version)
         with pytest.raises(EngineSpoiled, match="version 3 is refused by its probe"):
-            committed(engine, with_another_probe(server, policies, 0, probe=2, policy_version=3))
+            committed(engine, server.offer(policies.models[0], policy_version=3, probed=policies.models[2]))
     (line,) = [line for line in Path(settings.log).read_text().splitlines() if "while nothing is generated" in line]
     assert re.search(reason, line)

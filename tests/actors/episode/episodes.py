@@ -10,7 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Sampler
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.common.records.kept_sets import KeptSets
 from slipstream.common.records.trajectory import (

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import parsed
-from slipstream.actors.episode.episode_record import Allowance, EpisodeRecord
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.rehearse import check_template
@@ -43,7 +44,7 @@ from slipstream.learner.batch.pack import sequences_of
 from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.check_input import check_env, check_input
 from slipstream.tools.run.prepare import demonstrate
-from tests.actors.episode.episodes import attempt_on, engine_of, ids, play
+from tests.actors.episode.episodes import attempt_on, engine_of, ids, play, timeless
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
@@ -207,12 +208,6 @@ async def walked(
         allowance=replace(ROOMY, max_turns=max_turns, max_tokens=walker.max_tokens, rules=rules),
         parse=parse_hermes,
     )
-
-
-def timeless(trajectory: Trajectory) -> Any:
-    names = ("start", "stop", "state_key", "rewards", "valid_action")
-    turns = [[getattr(turn, name) for name in names] for turn in trajectory.turns]
-    return (trajectory.tokens, trajectory.loss_mask, trajectory.branch_starts, trajectory.version_spans, turns)
 
 
 @pytest.mark.parametrize(("name", "context", "family"), rotated(NAMES, CONTEXTS))

@@ -207,18 +207,13 @@ def test_an_episode_may_be_preempted_again_and_in_the_middle_of_its_replay() -> 
     assert timeless(run_skipping(played(world, record, []))) == timeless(uninterrupted)
 
 
-def test_the_time_of_an_episode_is_that_of_all_its_lives_and_its_clock_that_of_one() -> None:
+def test_the_time_of_an_episode_is_that_of_all_its_lives_and_its_clock_and_attempt_are_those_of_one() -> None:
     """A clock that continued would never let a long task end on hosts that leave."""
     partial = msgspec.structs.replace(expert_partial(), started_at_s=1.7e9, duration_s=2 * ALLOWANCE.episode_timeout_s)
-    resumed = run_skipping(resumed_by_expert(partial, attempt_on()))
-    assert (resumed.outcome, resumed.success) == (Outcome.POLICY, True)
+    resumed = run_skipping(resumed_by_expert(partial, replace(attempt_on(), attempt=2, actor="actor-1")))
+    assert (resumed.outcome, resumed.success, resumed.attempt, resumed.actor) == (Outcome.POLICY, True, 2, "actor-1")
     assert resumed.started_at_s == 1.7e9
     assert partial.duration_s < resumed.duration_s < partial.duration_s + 60.0
-
-
-def test_who_goes_on_is_the_actor_that_is_named_and_makes_the_attempt_that_is_due() -> None:
-    resumed = run_skipping(resumed_by_expert(expert_partial(), replace(attempt_on(), attempt=2, actor="actor-1")))
-    assert (resumed.attempt, resumed.actor) == (2, "actor-1")
 
 
 class Changed(ShopEnv):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
+from slipstream.actors.engine.engine import Completion, EngineError
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.records.trajectory import (
     MAX_STATE_KEY,
@@ -24,7 +24,6 @@ from slipstream.learner.batch.pack import sequences_of
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from tests.actors.episode.episodes import (
     ALLOWANCE,
-    Broken,
     attempt_on,
     engine_of,
     expert,
@@ -145,18 +144,6 @@ def test_an_episode_that_outlasts_its_clock_is_cut_and_not_blamed_on_the_policy(
     assert failure == (StopReason.TIME_LIMIT, Outcome.TRUNCATED)
 
 
-def test_an_episode_that_is_cancelled_is_no_failure() -> None:
-    async def cancel() -> None:
-        engine = engine_of(saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>"))
-        playing = asyncio.create_task(rollout_of(Broken("hang"), engine))
-        await asyncio.sleep(1.0)
-        playing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-
-    run_skipping(cancel())
-
-
 def test_every_turn_is_recorded_with_the_state_that_its_action_was_chosen_in() -> None:
     trajectory, _ = buy()
     env = ShopEnv()
@@ -232,20 +219,6 @@ def test_a_request_that_the_engine_fails_is_an_infra_failure() -> None:
     engine = Refusing(saying(shop_tokenizer()), policy_version=4, schedule=schedule, max_tokens=256)
     failure = failure_of(ShopEnv(), engine, complaint="the request was lost")
     assert failure == (StopReason.INFRA_ERROR, Outcome.INFRA_FAILURE)
-
-
-def test_an_engine_that_died_fails_no_episode_and_is_heard_of_whole() -> None:
-    env = ShopEnv()
-    engine = engine_of(expert(env, shop_tokenizer()), token_time_s=1.0)
-
-    async def close_in_mid_generation() -> None:
-        playing = asyncio.create_task(rollout_of(env, engine))
-        await asyncio.sleep(8.5)
-        await engine.close()
-        await playing
-
-    with pytest.raises(EngineDied, match="the engine is closed"):
-        run_skipping(close_in_mid_generation())
 
 
 def test_versions_land_on_the_tokens_that_they_sampled() -> None:

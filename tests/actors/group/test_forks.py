@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from slipstream.actors.group.episode_reward import Scoring
-from slipstream.actors.group.group import rollout_group
 from slipstream.actors.search.next_fork import next_fork
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
@@ -27,10 +26,10 @@ from slipstream.learner.credit.tree import leaves_of
 from slipstream.replay.records.forks import awaited, planned_forks
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.run.check_input import check_input
-from tests.actors.group.test_group import TOKENIZER, Actor, let_go, nobodys
+from tests.actors.group.test_group import TOKENIZER, Actor, buffer_with, let_go, nobodys
 from tests.guess import GuessEnv
 from tests.learner.objective.objectives import check_objective
-from tests.replay.records.attempts import Views, leased, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, ticket
 from tests.waiting import until
 
 TURNS, MEMBERS, TREES = 4, 8, 2
@@ -55,20 +54,13 @@ class EndsEarly(GuessEnv):
         return dataclasses.replace(answer, terminated=answer.terminated or "black" in action)
 
 
-def buffer_of(client: redis.Redis, run_id: str, *, lease_ttl_s: float = 600.0, of: Ticket = TICKET) -> Views:
-    buffer = make_buffer(client, run_id, lease_ttl_s=lease_ttl_s)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([of])
-    return buffer
-
-
 def claimed(buffer: Views) -> Group:
     (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     return group
 
 
 def grown(client: redis.Redis, run_id: str, *, of: Ticket = TICKET, **settings: Any) -> Group:
-    buffer = buffer_of(client, run_id, of=of)
+    buffer = buffer_with(client, run_id, of)
     Actor("actor", run_id, **({"turns": TURNS} | settings)).plays(buffer)
     return claimed(buffer)
 
@@ -78,7 +70,7 @@ def num_own_sampled(members: list[Trajectory]) -> int:
 
 
 def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = buffer_of(redis_client, run_id)
+    buffer = buffer_with(redis_client, run_id, TICKET)
     actor = Actor("actor", run_id, turns=TURNS)
     actor.plays(buffer)
     members = claimed(buffer).trajectories
@@ -95,7 +87,7 @@ def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_cl
     # Shared turns are sampled once, and counted once.
     assert len(actor.seeds) == len(set(actor.seeds)) == sum(len(member.own_turns) for member in members)
     assert actor.setup.episodes.kept_tokens == num_own_sampled(members)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert ledger.tokens["produced"] == sum(member.num_own_tokens for member in members)
     assert ledger.turns["produced"] == sum(len(member.own_turns) for member in members)
     assert (ledger.inserted, ledger.claimed) == (MEMBERS, 1)
@@ -140,29 +132,29 @@ def test_leaving_between_parent_and_fork_changes_nothing(
     A fork that another actor continues stays where it was chosen.
     """
     expected = grown(redis_client, f"{run_id}-undisturbed", of=of).trajectories
-    buffer = buffer_of(redis_client, run_id, of=of)
+    buffer = buffer_with(redis_client, run_id, of)
     leaver = Actor("leaver", run_id, turns=TURNS, step_s=0.1)
 
     def stands_in_turn() -> bool:
         return len(leaver.seeds) >= TREES * (turn + 1) and leaver.engine.load().num_running == 0
 
     def has_begun_forks() -> bool:
-        have_ended = buffer.learner.ledger().inserted >= TREES
+        have_ended = buffer.ledger.inserted >= TREES
         return have_ended and (turn == TURNS or (len(leaver.seeds) > TREES * TURNS and stands_in_turn()))
 
     async def play() -> None:
-        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+        task = asyncio.create_task(leaver.play(buffer))
         await until(stands_in_turn if turn < TURNS else has_begun_forks)
         await let_go(task)
 
     asyncio.run(play())
     assert buffer.audit() == []
-    assert buffer.learner.ledger().redone_members == 0
+    assert buffer.ledger.redone_members == 0
     heir = Actor("heir", run_id, turns=TURNS)
     lease = heir.lease(buffer)
     for member, partial in lease.partials.items():
         assert partial.fork == expected[member].fork
-    asyncio.run(rollout_group(lease, setup=heir.setup, buffer=buffer.actor))
+    heir.plays(buffer, lease)
     assert buffer.audit() == []
     found = claimed(buffer).trajectories
     assert [nobodys(member) for member in found] == [nobodys(member) for member in expected]
@@ -177,7 +169,7 @@ def test_a_dead_actors_heir_has_the_stored_parents(
 ) -> None:
     """One that cannot be read costs only its forks."""
     expected = grown(redis_client, f"{run_id}-undisturbed", of=of).trajectories
-    buffer = buffer_of(redis_client, run_id, of=of)
+    buffer = buffer_with(redis_client, run_id, of)
     dead = leased(buffer, "dead")
     for member in expected[:TREES]:
         buffer.actor.insert(dead, msgspec.structs.replace(member, run_id=run_id))
@@ -189,8 +181,8 @@ def test_a_dead_actors_heir_has_the_stored_parents(
     if not is_damaged:
         assert set(lease.stored) == {each for before in awaited(of).values() for each in before if each < TREES}
         assert sorted(lease.missing) == list(range(TREES, MEMBERS))
-    asyncio.run(rollout_group(lease, setup=heir.setup, buffer=buffer.actor))
-    ledger = buffer.learner.ledger()
+    heir.plays(buffer, lease)
+    ledger = buffer.ledger
     assert (ledger.inserted, ledger.ready, ledger.failed) == (MEMBERS, 1, {})
     if not is_damaged:
         assert [nobodys(member) for member in claimed(buffer).trajectories] == [nobodys(member) for member in expected]
@@ -198,10 +190,10 @@ def test_a_dead_actors_heir_has_the_stored_parents(
 
 
 def test_an_environment_without_replays_drops_its_groups(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = buffer_of(redis_client, run_id)
+    buffer = buffer_with(redis_client, run_id, TICKET)
     actor = Actor("actor", run_id, turns=TURNS, env_name=f"{__name__}:Forgets")
     actor.plays(buffer)
-    assert buffer.learner.ledger().dropped == {"replay_mismatch": 1}
+    assert buffer.ledger.dropped == {"replay_mismatch": 1}
     assert "the state before turn 0 differs" in buffer.learner.failures()[0].reason
     assert buffer.audit() == []
 
@@ -209,7 +201,7 @@ def test_an_environment_without_replays_drops_its_groups(redis_client: redis.Red
 def test_parts_of_the_reward_count_once_in_a_fork(redis_client: redis.Redis, run_id: str) -> None:
     """A fork replays its parent's turns as the environment rewards them, and is then scored as a whole."""
     entry = MixtureEntry(name="tests.guess:GuessEnv", rewards={"goal": {"weight": 2.0}})
-    buffer = buffer_of(redis_client, run_id)
+    buffer = buffer_with(redis_client, run_id, TICKET)
     actor = Actor("actor", run_id, turns=TURNS)
     scoring = Scoring(parts=reward_parts({"shop": entry}), tokenizer=TOKENIZER, max_turns=8, step_timeout_s=30.0)
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring)

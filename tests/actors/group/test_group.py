@@ -25,7 +25,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.failures import DIED_TWICE
-from slipstream.replay.records.ticket import Lease
+from slipstream.replay.records.ticket import Lease, Ticket
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
@@ -110,15 +110,18 @@ class Actor:
         assert lease is not None
         return lease
 
-    def plays(self, buffer: Views) -> None:
+    async def play(self, buffer: Views, lease: Lease | None = None) -> None:
         """Roll out one group to its end."""
-        asyncio.run(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
+        await rollout_group(lease or self.lease(buffer), setup=self.setup, buffer=buffer.actor)
+
+    def plays(self, buffer: Views, lease: Lease | None = None) -> None:
+        asyncio.run(self.play(buffer, lease))
 
     def plays_until_cancelled(self, buffer: Views, *, in_turn: int) -> None:
         """Roll out one group until every member stands in `in_turn`, behind a gate, and let go of it there."""
 
         async def play() -> None:
-            task = asyncio.create_task(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
+            task = asyncio.create_task(self.play(buffer))
             await self.stands_in_turn(in_turn)
             await let_go(task)
 
@@ -131,16 +134,17 @@ async def let_go(task: asyncio.Task[Any]) -> None:
         await task
 
 
-def buffer_with_a_group(client: redis.Redis, run_id: str, **limits: Any) -> Views:
+def buffer_with(client: redis.Redis, run_id: str, *tickets: Ticket, **limits: Any) -> Views:
+    """A buffer with these groups queued, or with one."""
     buffer = make_buffer(client, run_id, **limits)
     buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.open(tickets or [ticket(0, num_members=MEMBERS)])
     return buffer
 
 
 @pytest.fixture
 def buffer(redis_client: redis.Redis, run_id: str) -> Views:
-    return buffer_with_a_group(redis_client, run_id)
+    return buffer_with(redis_client, run_id)
 
 
 def trained(buffer: Views) -> list[Trajectory]:
@@ -164,20 +168,20 @@ def gate(tmp_path: Path) -> Gate:
 def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_comes_out_the_same(
     redis_client: redis.Redis, run_id: str, gate: Gate
 ) -> None:
-    undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
+    undisturbed, buffer = (buffer_with(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
     alone = Actor("alone", f"{run_id}-undisturbed", turns=TURNS)
     alone.plays(undisturbed)
 
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
     leaver.plays_until_cancelled(buffer, in_turn=1)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.partials_handed_in, ledger.partials_held, ledger.queued) == (MEMBERS, MEMBERS, 1)
     assert (ledger.expired_leases, ledger.redone_members, ledger.failed) == (0, 0, {})
     assert buffer.audit() == []
 
     heir = Actor("heir", run_id, turns=TURNS)
     heir.plays(buffer)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.partials_resumed, ledger.partials_held, ledger.ready) == (MEMBERS, 0, 1)
     assert buffer.audit() == []
     assert len(heir.seeds) == MEMBERS * (TURNS - 1)  # the first turns are not sampled again
@@ -190,7 +194,7 @@ def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_co
 def test_an_episode_without_a_whole_turn_is_not_handed_in(buffer: Views, run_id: str, gate: Gate) -> None:
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate))
     leaver.plays_until_cancelled(buffer, in_turn=0)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.partials_handed_in, ledger.queued, ledger.redone_members) == (0, 1, 0)
     lease = buffer.actor.lease("heir")
     assert lease is not None
@@ -199,18 +203,18 @@ def test_an_episode_without_a_whole_turn_is_not_handed_in(buffer: Views, run_id:
 
 async def test_a_finished_episode_of_a_lost_group_is_stored(buffer: Views, run_id: str, tmp_path: Path) -> None:
     leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
-    task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+    task = asyncio.create_task(leaver.play(buffer))
     await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
-    assert buffer.learner.ledger().inserted == 0
+    assert buffer.ledger.inserted == 0
     await let_go(task)
-    assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
+    assert (buffer.ledger.inserted, buffer.ledger.ready) == (MEMBERS, 1)
 
 
 def test_a_partial_that_does_not_replay_begins_anew(buffer: Views, run_id: str, gate: Gate) -> None:
     Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1).plays_until_cancelled(buffer, in_turn=1)
     heir = Actor("heir", run_id, turns=1)  # in whose environment the recorded turn is the last
     heir.plays(buffer)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert ledger.failed == {"replay_mismatch": MEMBERS}
     assert ledger.partials_discarded == {"replay_mismatch": MEMBERS}
     assert (ledger.partials_resumed, ledger.redone_members, ledger.ready) == (0, MEMBERS, 1)
@@ -219,34 +223,17 @@ def test_a_partial_that_does_not_replay_begins_anew(buffer: Views, run_id: str, 
     assert buffer.audit() == []
 
 
-async def test_a_death_costs_no_attempt_and_what_was_played_stays(buffer: Views, run_id: str, gate: Gate) -> None:
-    victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-    task = asyncio.create_task(rollout_group(victim.lease(buffer), setup=victim.setup, buffer=buffer.actor))
-    await victim.stands_in_turn(1)
-    await victim.engine.close()
-    gate.open()
-    with pytest.raises(EngineDied, match="the engine is closed"):
-        await task
-    ledger = buffer.learner.ledger()
-    assert (ledger.queued, ledger.redone_members, ledger.failed) == (1, 0, {})
-    assert ledger.partials_handed_in == MEMBERS
-    heir = Actor("heir", run_id, turns=TURNS)
-    await rollout_group(heir.lease(buffer), setup=heir.setup, buffer=buffer.actor)
-    assert buffer.learner.ledger().partials_resumed == MEMBERS
-    assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
-
-
 def test_no_attempt_is_played_for_ever_that_kills_its_engine(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2)
+    buffer = buffer_with(redis_client, run_id, max_attempts=2)
     seeds = list[set[int | None]]()
     while (lease := buffer.actor.lease("actor")) is not None:
         actor, seen = Actor("actor", run_id, turns=TURNS), set[int | None]()
         actor.setup = dataclasses.replace(actor.setup, engine=Deadly(actor.setup.engine, seen))
         with pytest.raises(EngineDied, match="half a character"):
-            asyncio.run(rollout_group(lease, setup=actor.setup, buffer=buffer.actor))
+            actor.plays(buffer, lease)
         seeds.append(seen)
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3] and len(seeds) == 4, "two deaths for each attempt"
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.dropped, ledger.failed) == ({"infra_failure": 1}, {"infra_failure": 2 * MEMBERS})
     assert buffer.learner.failures()[0].reason == f"{DIED_TWICE}: half a character" and buffer.audit() == []
 
@@ -268,21 +255,20 @@ def test_a_record_that_the_buffer_refuses_fails_its_attempt(
     redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 100)
-    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2)
+    buffer = buffer_with(redis_client, run_id, max_attempts=2)
     Actor("actor", run_id, turns=TURNS).plays(buffer)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
     assert "bytes, the limit is 100" in buffer.learner.failures()[0].reason
 
 
 def test_a_task_of_no_environment_of_the_run_is_an_env_failure(redis_client: redis.Redis, run_id: str) -> None:
     """As of a run that was resumed with another `env.mixture`."""
-    buffer = make_buffer(redis_client, run_id, max_attempts=1)
-    buffer.learner.acquire_epoch()
     elsewhere = Task(env="elsewhere", split="train", index=0)
-    buffer.learner.open([msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=elsewhere)])
+    of = msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=elsewhere)
+    buffer = buffer_with(redis_client, run_id, of, max_attempts=1)
     Actor("actor", run_id, turns=TURNS).plays(buffer)
-    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert buffer.ledger.dropped == {"env_failure": 1}
     assert buffer.learner.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
 
 
@@ -298,9 +284,9 @@ def test_an_environments_numbers_may_be_numpys(buffer: Views, run_id: str) -> No
 def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(
     redis_client: redis.Redis, run_id: str, complains: bool, reason: str
 ) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=1)
+    buffer = buffer_with(redis_client, run_id, max_attempts=1)
     Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter", complains=complains).plays(buffer)
-    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert buffer.ledger.dropped == {"env_failure": 1}
     assert buffer.learner.failures()[0].reason.startswith(reason)
 
 
@@ -313,26 +299,24 @@ def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
         raise ZeroDivisionError("nobody foresaw this")
 
     monkeypatch.setattr("slipstream.actors.episode.actions.parsed", refuse)
-    buffer = buffer_with_a_group(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
+    buffer = buffer_with(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
     for name in ("first", "second"):
         with pytest.raises(ZeroDivisionError, match="nobody foresaw this"):
             Actor(name, run_id, turns=TURNS).plays(buffer)
         time.sleep(0.3)
     assert buffer.actor.lease("third") is None
-    assert buffer.learner.ledger().dropped == {"lease_expired": 1}
+    assert buffer.ledger.dropped == {"lease_expired": 1}
 
 
 async def test_no_token_is_lost_from_the_count_where_groups_end_together(
     redis_client: redis.Redis, run_id: str
 ) -> None:
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
+    buffer = buffer_with(redis_client, run_id, *(ticket(group_id, num_members=MEMBERS) for group_id in range(20)))
     actor = Actor("actor", run_id, turns=TURNS, step_s=0.005)
 
     async def play(lease: Lease, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        await rollout_group(lease, setup=actor.setup, buffer=buffer.actor)
+        await actor.play(buffer, lease)
 
     await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
     groups = buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
@@ -351,16 +335,22 @@ async def acting(
     return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **(given | settings))
 
 
-async def test_an_actor_ends_with_its_engine(buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
+async def test_an_actor_ends_with_its_engine_and_a_death_costs_neither_an_attempt_nor_a_whole_turn(
+    buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
     task = asyncio.create_task(acting(victim, buffer, buffer.client, shutdown))
     await victim.stands_in_turn(1)
     await victim.engine.close()
     gate.open()
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineDied, match="the engine is closed"):
         await task
-    assert (buffer.learner.ledger().queued, buffer.learner.ledger().redone_members) == (1, 0)
-    assert buffer.actor.lease("heir") is not None
+    ledger = buffer.ledger
+    assert (ledger.queued, ledger.redone_members, ledger.failed) == (1, 0, {})
+    assert ledger.partials_handed_in == MEMBERS
+    await Actor("heir", run_id, turns=TURNS).play(buffer)
+    assert buffer.ledger.partials_resumed == MEMBERS
+    assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
 
 
 async def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
@@ -379,7 +369,7 @@ async def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
     heir = lease("heir")
     assert heir is not None
     buffer.actor.release(heir, death="the first death of these attempts")
-    assert buffer.learner.ledger().redone_members == 0
+    assert buffer.ledger.redone_members == 0
 
 
 @pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
@@ -387,7 +377,7 @@ async def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_t
     buffer: Views, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
 ) -> None:
     task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, buffer.client, shutdown))
-    await until(lambda: buffer.learner.ledger().ready == 1)
+    await until(lambda: buffer.ledger.ready == 1)
     Fleet(buffer.client, run_id).set_run_state(state)
     assert await task == exit_code
 
@@ -397,20 +387,20 @@ async def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
 ) -> None:
     """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
     monkeypatch.setattr("slipstream.actors.host.beat.BEAT_S", DEADLINE_S)
-    buffer = buffer_with_a_group(redis_client, run_id, lease_ttl_s=2.0)
+    buffer = buffer_with(redis_client, run_id, lease_ttl_s=2.0)
     actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
     room = ActorsConfig(drain_s=0.1, max_episodes=2 * MEMBERS)
     task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, actors=room))
     await actor.stands_in_turn(1)
-    await until(lambda: buffer.learner.ledger().expired_leases == 1)
+    await until(lambda: buffer.ledger.expired_leases == 1)
     await asyncio.sleep(0.3)
     assert actor.setup.episodes.num_running == MEMBERS
     gate.open()
-    await until(lambda: buffer.learner.ledger().ready == 1)
+    await until(lambda: buffer.ledger.ready == 1)
     await until(lambda: actor.setup.episodes.num_running == 0)
     shutdown.notice()
     assert await task == EXIT_PREEMPTED
-    assert buffer.learner.ledger().inserted == MEMBERS
+    assert buffer.ledger.inserted == MEMBERS
 
 
 @pytest.mark.parametrize("may_finish", [False, True])
@@ -426,7 +416,7 @@ async def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_
     if may_finish:
         gate.open()
     assert await task == EXIT_PREEMPTED
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     found = (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_held, ledger.expired_leases)
     assert found == ((MEMBERS, 1, 1, 0, 0) if may_finish else (0, 0, 2, MEMBERS, 0))
     assert Fleet(buffer.client, run_id).members() == []

@@ -11,7 +11,7 @@ from slipstream.actors.group.inserts import Inserts
 from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.records.ticket import InsertResult, Lease
-from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 MEMBERS = 6
 
@@ -29,7 +29,7 @@ async def insert_all(buffer: ActorBuffer, attempts: Iterable[tuple[Lease, Trajec
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def test_what_ends_meanwhile_goes_together(buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_meanwhile_goes_together(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     exchanges: list[int] = []
     store = buffer.actor.insert_all
 
@@ -39,47 +39,47 @@ def test_what_ends_meanwhile_goes_together(buffer: Views, run_id: str, monkeypat
 
     monkeypatch.setattr(buffer.actor, "insert_all", counted)
     lease = leased(buffer)
-    attempts = [(lease, attempt_at(lease, member, run_id=run_id)) for member in range(MEMBERS)]
+    attempts = [(lease, buffer.attempt(lease, member)) for member in range(MEMBERS)]
     assert asyncio.run(insert_all(buffer.actor, attempts)) == [InsertResult.STORED] * MEMBERS
     assert sum(exchanges) == MEMBERS and len(exchanges) <= 2
-    assert buffer.learner.ledger().inserted == MEMBERS and buffer.audit() == []
+    assert buffer.ledger.inserted == MEMBERS and buffer.audit() == []
 
 
-def test_an_invalid_episode_fails_alone(buffer: Views, run_id: str) -> None:
+def test_an_invalid_episode_fails_alone(buffer: Views) -> None:
     lease = leased(buffer)
-    attempts = [attempt_at(lease, member, run_id=run_id) for member in range(MEMBERS)]
+    attempts = [buffer.attempt(lease, member) for member in range(MEMBERS)]
     attempts[3] = msgspec.structs.replace(attempts[3], tokens=b"")
     results = asyncio.run(insert_all(buffer.actor, [(lease, attempt) for attempt in attempts]))
     assert isinstance(results.pop(3), InvalidTrajectory)
     assert set(results) <= {InsertResult.STORED, InsertResult.DUPLICATE}
-    assert buffer.learner.ledger().inserted == MEMBERS - 1 and buffer.audit() == []
+    assert buffer.ledger.inserted == MEMBERS - 1 and buffer.audit() == []
 
 
-def test_one_lost_lease_leaves_the_other_groups_stored(buffer: Views, run_id: str) -> None:
+def test_one_lost_lease_leaves_the_other_groups_stored(buffer: Views) -> None:
     kept, lost = leased(buffer), leased(buffer)
     buffer.actor.release(lost)
     leased(buffer)
-    attempts = [(lease, attempt_at(lease, 0, run_id=run_id)) for lease in (kept, lost)]
+    attempts = [(lease, buffer.attempt(lease, 0)) for lease in (kept, lost)]
     results = asyncio.run(insert_all(buffer.actor, attempts))
     assert results == [InsertResult.STORED, InsertResult.FENCED]
 
 
-def test_an_error_of_redis_reaches_all_who_wait(buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_redis_reaches_all_who_wait(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_: object) -> list[InsertResult]:
         raise redis.ConnectionError("away")
 
     monkeypatch.setattr(buffer.actor, "insert_all", away)
     lease = leased(buffer)
-    attempts = [(lease, attempt_at(lease, member, run_id=run_id)) for member in range(MEMBERS)]
+    attempts = [(lease, buffer.attempt(lease, member)) for member in range(MEMBERS)]
     errors = asyncio.run(insert_all(buffer.actor, attempts))
     assert [type(error) for error in errors] == [redis.ConnectionError] * MEMBERS
 
 
-async def test_who_no_longer_waits_is_not_stored_and_the_next_one_is(buffer: Views, run_id: str) -> None:
+async def test_who_no_longer_waits_is_not_stored_and_the_next_one_is(buffer: Views) -> None:
     """A group that is cancelled stores its members itself, under its own lease."""
     lease, inserts = leased(buffer), Inserts()
-    leaving = asyncio.create_task(inserts.insert(buffer.actor, lease, attempt_at(lease, 0, run_id=run_id)))
+    leaving = asyncio.create_task(inserts.insert(buffer.actor, lease, buffer.attempt(lease, 0)))
     await asyncio.sleep(0)  # it waits, and nothing was sent yet
     leaving.cancel()
-    assert await inserts.insert(buffer.actor, lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
-    assert buffer.learner.ledger().inserted == 1
+    assert await inserts.insert(buffer.actor, lease, buffer.attempt(lease, 1)) is InsertResult.STORED
+    assert buffer.ledger.inserted == 1

@@ -12,7 +12,6 @@ import redis
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.episode_reward import Scoring, rewarded
-from slipstream.actors.group.group import rollout_group
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import StopReason, Task, Trajectory
 from slipstream.envhub.rewards.episode import Episode
@@ -25,14 +24,14 @@ from tests.actors.group.test_group import (
     Actor,
     acting,
     buffer,
-    buffer_with_a_group,
+    buffer_with,
     let_go,
     nobodys,
     trained,
 )
 from tests.envhub.rewards.own import OWN, Own, own
 from tests.guess import GuessEnv
-from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.replay.records.attempts import Views, ticket
 from tests.waiting import until
 
 __all__ = ["buffer", "own"]  # fixtures
@@ -76,10 +75,10 @@ async def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engin
 ) -> None:
     stage = Stage(own)
     actor = scorer("actor", run_id, STAGED)
-    task = asyncio.create_task(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
+    task = asyncio.create_task(actor.play(buffer))
     await until(lambda: len(stage.seen) == MEMBERS)
     assert actor.setup.episodes.num_running == 0
-    assert buffer.learner.ledger().inserted == 0
+    assert buffer.ledger.inserted == 0
     stage.may_answer.set()
     await task
     assert actor.setup.episodes.num_running == 0
@@ -97,42 +96,41 @@ async def test_a_slow_part_lets_others_play(
     redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown
 ) -> None:
     """The actor has places for one group only, and its leases are renewed."""
-    buffer = make_buffer(redis_client, run_id, lease_ttl_s=3.0)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(3)])
+    tickets = [ticket(group_id, num_members=MEMBERS) for group_id in range(3)]
+    buffer = buffer_with(redis_client, run_id, *tickets, lease_ttl_s=3.0)
     stage = Stage(own)
     actor = scorer("actor", run_id, STAGED)
     task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown))
     await until(lambda: len(stage.seen) == 3 * MEMBERS)
     await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
-    assert buffer.learner.ledger().inserted == 0
+    assert buffer.ledger.inserted == 0
     stage.may_answer.set()
-    await until(lambda: buffer.learner.ledger().inserted == 3 * MEMBERS)
+    await until(lambda: buffer.ledger.inserted == 3 * MEMBERS)
     Fleet(redis_client, run_id).set_run_state(RunState.FINISHED)
     assert await task == 0
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.expired_leases, ledger.ready, ledger.failed) == (0, 3, {})
 
 
 async def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redis.Redis, run_id: str, own: Own) -> None:
-    undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
+    undisturbed, buffer = (buffer_with(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
     stage = Stage(own)
     leaver = scorer("leaver", run_id, STAGED)
-    task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+    task = asyncio.create_task(leaver.play(buffer))
     await until(lambda: len(stage.seen) == MEMBERS)
     await let_go(task)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.inserted, ledger.partials_held, ledger.redone_members) == (0, MEMBERS, 0)
     stage.may_answer.set()
     heir = scorer("heir", run_id, STAGED)
-    await rollout_group(heir.lease(buffer), setup=heir.setup, buffer=buffer.actor)
+    await heir.play(buffer)
     assert len(heir.seeds) == MEMBERS, "only the last turn is sampled again"
     alone = scorer("alone", f"{run_id}-undisturbed", STAGED)
-    await rollout_group(alone.lease(undisturbed), setup=alone.setup, buffer=undisturbed.actor)
+    await alone.play(undisturbed)
     before, after, whole = stage.seen[:MEMBERS], stage.seen[MEMBERS : 2 * MEMBERS], stage.seen[2 * MEMBERS :]
     by_text = [sorted(str(episode.messages) for episode in episodes) for episodes in (before, after, whole)]
     assert by_text[0] == by_text[1] == by_text[2], "a part sees the replayed turns too"
-    assert buffer.learner.ledger().failed == {}
+    assert buffer.ledger.failed == {}
     assert [unscored(member) for member in trained(buffer)] == [unscored(member) for member in trained(undisturbed)]
 
 
@@ -140,10 +138,10 @@ async def test_one_turn_let_go_while_scored_is_played_again(buffer: Views, run_i
 
     stage = Stage(own)
     leaver = scorer("leaver", run_id, STAGED, turns=1)
-    task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+    task = asyncio.create_task(leaver.play(buffer))
     await until(lambda: len(stage.seen) == MEMBERS)
     await let_go(task)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.inserted, ledger.partials_held, ledger.queued, ledger.failed) == (0, 0, 1, {})
 
 
@@ -159,7 +157,7 @@ def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(buffer: Views, run_
 
     own.stage = away_at_first
     scorer("actor", run_id, STAGED).plays(buffer)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert ledger.failed == {"env_failure": MEMBERS} and ledger.redone_members == MEMBERS
     assert "`env.rewards.staged`: ConnectionError: the judge is away" in buffer.learner.failures()[0].reason
     assert [(member.attempt, member.part_values["staged"]) for member in trained(buffer)] == [(1, 3.0)] * MEMBERS

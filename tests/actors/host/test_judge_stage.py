@@ -14,7 +14,6 @@ import msgspec
 import pytest
 import redis
 
-from slipstream.actors.group.group import rollout_group
 from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.common.config.config import dump_config, load_config
 from slipstream.envhub.rewards.episode import Marked
@@ -82,8 +81,8 @@ def claimed(buffer: Views, num_groups: int) -> list[Group]:
 
 def test_a_group_is_ready_when_judged_and_has_its_marks(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     complete(buffer, run_id, 0, 1)
-    assert (buffer.learner.ledger().judging, buffer.learner.ledger().ready, claimed(buffer, 1)) == (2, 0, [])
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 2)
+    assert (buffer.ledger.judging, buffer.ledger.ready, claimed(buffer, 1)) == (2, 0, [])
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 2)
     assert buffer.audit() == []
     for group in claimed(buffer, 2):
         members = group.trajectories
@@ -96,14 +95,14 @@ def test_a_group_is_ready_when_judged_and_has_its_marks(buffer: Views, run_id: s
 
 def test_marks_survive_a_learner_of_an_older_checkpoint(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     complete(buffer, run_id, 0)
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 1)
     (before,) = claimed(buffer, 1)
     buffer.learner.acquire_epoch()
     assert buffer.learner.reopen(0) == 1
     (after,) = claimed(buffer, 1)
     assert after == before and len(server.requests) == 1
     buffer.learner.settle(1)
-    assert buffer.audit() == [] and buffer.learner.ledger().trained == 1
+    assert buffer.audit() == [] and buffer.ledger.trained == 1
 
 
 async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
@@ -120,18 +119,18 @@ async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server:
     rewards = better(server.url, rubric=RUBRIC | {"scale": [0, 1000]})
     actor: Actor = scorer("actor", run_id, rewards)
     judging = threading.Thread(
-        target=judged_by, args=(setup_of(buffer, rewards), lambda: buffer.learner.ledger().ready == 4), daemon=True
+        target=judged_by, args=(setup_of(buffer, rewards), lambda: buffer.ledger.ready == 4), daemon=True
     )
     judging.start()
     for _ in range(4):
-        await rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor)
+        await actor.play(buffer)
     await until(lambda: len(server.requests) > 0)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.judging, ledger.leased, ledger.queued, ledger.ready) == (4, 0, 0, 0)
     assert actor.setup.episodes.num_running == 0
     may_answer.set()
     judging.join(DEADLINE_S)
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.ready, ledger.expired_judgings, ledger.failed) == (4, 0, {}) and buffer.audit() == []
     for group in claimed(buffer, 4):
         assert all(0 < member.part_values["better"] <= 1 for member in group.trajectories)
@@ -140,8 +139,8 @@ async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server:
 def test_garbage_of_a_judge_drops_the_group_without_zeros(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: completion("They are all great."))
     complete(buffer, run_id, 0)
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().dropped == {"judge_failed": 1})
-    ledger = buffer.learner.ledger()
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.dropped == {"judge_failed": 1})
+    ledger = buffer.ledger
     assert (ledger.failed, ledger.ready, ledger.judging) == ({"judge_failed": 3}, 0, 0)
     assert ledger.balanced and buffer.audit() == []
     (failure, *_) = buffer.learner.failures()
@@ -149,7 +148,7 @@ def test_garbage_of_a_judge_drops_the_group_without_zeros(buffer: Views, run_id:
 
 
 def is_settled(buffer: Views) -> bool:
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     return (ledger.ready, ledger.dropped) == (2, {"judge_failed": 1})
 
 
@@ -184,8 +183,8 @@ def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_jud
 def test_a_judge_that_is_away_judges_the_group_later(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: (401, {}, b"no") if number < 2 else marks_of_digits(request, number))
     complete(buffer, run_id, 0)
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
-    assert buffer.learner.ledger().failed == {"judge_failed": 2} and buffer.audit() == []
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 1)
+    assert buffer.ledger.failed == {"judge_failed": 2} and buffer.audit() == []
 
 
 def test_a_group_whose_lease_was_lost_is_judged_again_and_the_late_verdict_is_refused(
@@ -195,9 +194,9 @@ def test_a_group_whose_lease_was_lost_is_judged_again_and_the_late_verdict_is_re
     late = buffer.judge.lease("late")
     assert late is not None and buffer.judge.lease("other") is None
     buffer.client.zadd(key(run_id, "train", "judging"), {"0": 1})
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 1)
     assert buffer.judge.store(late, verdict_on(late)).value == "fenced"
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.expired_judgings, ledger.fenced_verdicts, ledger.finished) == (1, 1, 1)
     assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.1, 0.2]
 
@@ -216,7 +215,7 @@ def test_a_payload_that_cannot_be_read_is_quarantined_with_its_sender_by_the_lea
     complete(buffer, run_id, 0, 1)
     (name,) = buffer.client.scan_iter(f"{key(run_id, 'train', 'blob')}:0:1:*")
     buffer.client.set(name, b"garbage")
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 2)
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 2)
     assert ids(claimed(buffer, 2)) == [1]
     (poison,) = buffer.quarantined()
     assert (poison.group_id, poison.member, poison.actor) == (0, 1, "a")
@@ -232,11 +231,8 @@ def test_a_payload_that_cannot_be_read_is_quarantined_with_its_sender_by_the_lea
         ([Marks(values={}, rewards={f"x{number}": 0.0 for number in range(64)})] * 2, "the limit is 64"),
     ],
 )
-def test_a_wrong_verdict_quarantines_the_group(buffer: Views, run_id: str, marks: list[Marks], complaint: str) -> None:
-    buffer.learner.open([ticket(0, is_judged=True)])
-    lease = leased(buffer)
-    for member in lease.missing:
-        buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
+def test_a_wrong_verdict_quarantines_the_group(buffer: Views, marks: list[Marks], complaint: str) -> None:
+    buffer.insert(buffer.begin(ticket(0, is_judged=True)))
     judging = buffer.judge.lease("j")
     assert judging is not None
     buffer.judge.store(judging, Verdict(judge="j", members=marks))
@@ -286,18 +282,18 @@ def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_gro
     run = Run(buffer.client, redis_url, run_id, tmp_path, server.url)
     first = run.judge("first")
     wait_until(lambda: len(server.requests) == num_groups, "all groups are asked about", first)
-    wait_until(lambda: buffer.learner.ledger().ready == 2, "two groups are ready", first)
+    wait_until(lambda: buffer.ledger.ready == 2, "two groups are ready", first)
     first.kill()
     is_killed.set()
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.judging, ledger.ready) == (num_groups - 2, 2) and buffer.audit() == []
     name = key(run_id, "train", "judging")
     buffer.client.zadd(name, dict.fromkeys(buffer.client.zrange(name, 0, -1), 1))  # its leases expire
     second = run.judge("second")
-    wait_until(lambda: buffer.learner.ledger().ready == num_groups, "all groups are ready", second)
+    wait_until(lambda: buffer.ledger.ready == num_groups, "all groups are ready", second)
     run.fleet.set_run_state(RunState.FINISHED)
     assert second.wait() == 0
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.finished, ledger.expired_judgings, ledger.fenced_verdicts) == (num_groups, num_groups - 2, 0)
     assert ledger.balanced and buffer.audit() == []
     assert len(server.requests) == num_groups + num_groups - 2, "what was judged is not asked again"
@@ -324,15 +320,15 @@ def test_groups_from_before_a_resume_without_the_judge_become_ready_without_mark
     run = Run(buffer.client, redis_url, run_id, tmp_path, server.url)
     run.describe({})
     judge = run.judge("judge")
-    wait_until(lambda: buffer.learner.ledger().ready == 1, "the group is ready", judge)
+    wait_until(lambda: buffer.ledger.ready == 1, "the group is ready", judge)
     run.fleet.set_run_state(RunState.FINISHED)
     assert judge.wait() == 0
     assert [member.part_values for member in claimed(buffer, 1)[0].trajectories] == [{}] * MEMBERS
-    assert (buffer.learner.ledger().expired_judgings, server.requests) == (0, [])
+    assert (buffer.ledger.expired_judgings, server.requests) == (0, [])
 
 
 def test_pairs_are_judged_by_the_same_stage(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     server.answer_by(higher_wins)
     complete(buffer, run_id, 0)
-    judged_by(setup_of(buffer, better(server.url, compare="pairwise")), lambda: buffer.learner.ledger().ready == 1)
+    judged_by(setup_of(buffer, better(server.url, compare="pairwise")), lambda: buffer.ledger.ready == 1)
     assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.5, 1.0]

@@ -9,7 +9,6 @@ import pytest
 
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
 from slipstream.actors.group.episode_reward import Scoring
-from slipstream.actors.group.group import rollout_group
 from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling, VersionSpan
@@ -149,7 +148,7 @@ def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(buffer: View
     """The judge's requests are no episodes: they are not stored, and need no place."""
     actor = Actor("actor", run_id, turns=TURNS)
     scoring_by(actor, policy := Marker('{"clear": 10}'))
-    asyncio.run(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
+    actor.plays(buffer)
     assert actor.setup.episodes.num_running == 0
     for member in trained(buffer):
         assert member.turns[-1].rewards["clear"] == 0.5
@@ -163,8 +162,8 @@ def test_an_engine_that_dies_under_a_judge_fails_no_attempt(buffer: Views, run_i
     actor = Actor("actor", run_id, turns=TURNS)
     scoring_by(actor, Marker(EngineDied("gone")))
     with pytest.raises((EngineDied, ExceptionGroup)):
-        asyncio.run(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
-    assert buffer.learner.ledger().failed == {}
+        actor.plays(buffer)
+    assert buffer.ledger.failed == {}
 
 
 def scoring_by(actor: Actor, policy: Marker) -> None:

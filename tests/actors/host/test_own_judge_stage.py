@@ -147,12 +147,12 @@ async def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(sce
     scene.opens(*range(num_groups))
     async with scene.playing(policy, shutdown):
         await until(lambda: policy.num_judging == num_groups)
-        ledger = scene.buffer.learner.ledger()
+        ledger = scene.buffer.ledger
         assert (ledger.judging, ledger.leased, ledger.queued, ledger.ready) == (num_groups, 0, 0, 0)
         assert scene.actor.setup.episodes.num_running == 0
         policy.may_judge.set()
-        await until(lambda: scene.buffer.learner.ledger().ready == num_groups)
-    ledger = scene.buffer.learner.ledger()
+        await until(lambda: scene.buffer.ledger.ready == num_groups)
+    ledger = scene.buffer.ledger
     assert (ledger.expired_judgings, ledger.fenced_verdicts, ledger.failed) == (0, 0, {})
     for members in scene.claimed(num_groups):
         check_marks(members)
@@ -174,7 +174,7 @@ async def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(
             await until(lambda: policy.num_judging == 2)
             policy.may_judge.set()
             await until(lambda: scene.acting.done())
-    ledger = scene.buffer.learner.ledger()
+    ledger = scene.buffer.ledger
     assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (2, {"judge_failed": 2}, 0)
     assert scene.buffer.learner.failures()[0].reason == "gone"
     heir = scene.buffer.judge.lease("heir")
@@ -193,7 +193,7 @@ async def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene:
 
 
 def check_given_back(scene: Scene, num_groups: int) -> None:
-    ledger = scene.buffer.learner.ledger()
+    ledger = scene.buffer.ledger
     assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (num_groups, {}, 0)
     heirs = [scene.buffer.judge.lease("heir") for _ in range(num_groups)]
     assert [heir.num_judgings for heir in heirs if heir is not None] == [0] * num_groups
@@ -208,7 +208,7 @@ async def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Sce
         await until(lambda: policy.num_judging == 1)
         await policy.gets(1)
         policy.may_judge.set()
-        await until(lambda: scene.buffer.learner.ledger().ready == 1)
+        await until(lambda: scene.buffer.ledger.ready == 1)
     check_marks(scene.claimed(1)[0], version=1)
 
 
@@ -233,11 +233,11 @@ async def test_an_old_policy_does_not_judge(
         await until(lambda: "judge" not in scene.holder_of(0))
         assert policy.num_judging == 0
         await policy.gets(1)
-        await until(lambda: scene.buffer.learner.ledger().ready == 1)
+        await until(lambda: scene.buffer.ledger.ready == 1)
     (members,) = scene.claimed(1)
     expected = [{"better": 0.1 * place, "better_policy_version": 1} for place in range(MEMBERS)]
     assert [member.part_values for member in members] == expected
-    assert scene.buffer.learner.ledger().failed == {}
+    assert scene.buffer.ledger.failed == {}
 
 
 async def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, shutdown: Shutdown) -> None:
@@ -255,7 +255,7 @@ async def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Sce
             batch = await asyncio.to_thread(supply.next_batch, ahead_of(version + 1, version), shutdown)
             assert batch is not None
             batches.append(batch)
-        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
+        await until(lambda: scene.evaluations.ledger.ready == 1)
     for version, batch in enumerate(batches):
         assert len(batch.groups) == 2
         for group in batch.groups:
@@ -280,9 +280,9 @@ async def test_a_policy_that_cannot_judge_drops_the_group_with_its_reason_and_ne
     scene = Scene(redis_client, run_id, max_attempts=1, **settings)
     scene.opens(0)
     async with scene.playing(Policy(lambda request: "They are all great."), shutdown):
-        await until(lambda: scene.buffer.learner.ledger().dropped == {"judge_failed": 1})
+        await until(lambda: scene.buffer.ledger.dropped == {"judge_failed": 1})
     assert why in scene.buffer.learner.failures()[0].reason
-    assert scene.buffer.learner.ledger().failed == {"judge_failed": 1} and scene.buffer.audit() == []
+    assert scene.buffer.ledger.failed == {"judge_failed": 1} and scene.buffer.audit() == []
 
 
 def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
@@ -304,10 +304,10 @@ def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
     fleet.set_run_state(RunState.TRAINING)
     command = [sys.executable, "-m", "tests.actors.judging_actor", "a", f"run.name={run_id}", f"redis.url={redis_url}"]
     process = Process("a", command, log=tmp_path / "a.log", environment={})
-    wait_until(lambda: buffer.learner.ledger().ready == 2, "both groups are judged", process)
+    wait_until(lambda: buffer.ledger.ready == 2, "both groups are judged", process)
     fleet.set_run_state(RunState.FINISHED)
     assert process.wait() == 0
     for group in buffer.learner.claim(1, 2, policy_version=0, max_lag=0):
         assert all(member.part_values["better_policy_version"] == 0 for member in group.trajectories)
     assert JudgeAccount(redis_client, run_id).add("env.rewards.better", 0, 0, 0.0)[0] == 2
-    assert buffer.learner.ledger().failed == {} and buffer.audit() == []
+    assert buffer.ledger.failed == {} and buffer.audit() == []

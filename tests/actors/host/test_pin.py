@@ -96,8 +96,8 @@ async def test_an_evaluation_is_of_one_version_though_weights_come_and_training_
         assert scene.version == 0
         gate.open()
         await until(lambda: scene.version == 2)
-        assert scene.evaluations.learner.ledger().ready == 4  # not before the last of them was over
-        await until(lambda: scene.train.learner.ledger().ready == 2)
+        assert scene.evaluations.ledger.ready == 4  # not before the last of them was over
+        await until(lambda: scene.train.ledger.ready == 2)
     assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
     assert scene.evaluations.audit() == [] == scene.train.audit()
 
@@ -107,15 +107,15 @@ async def test_a_few_evaluations_are_played_beside_training(scene: Scene, gate: 
     scene.opens(scene.train, 0, 1)
     async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 3)
-        assert (scene.evaluations.learner.ledger().leased, scene.train.learner.ledger().leased) == (1, 2)
+        assert (scene.evaluations.ledger.leased, scene.train.ledger.leased) == (1, 2)
         gate.open()
-        await until(lambda: scene.evaluations.learner.ledger().ready == 4)
+        await until(lambda: scene.evaluations.ledger.ready == 4)
 
 
 async def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     async with scene.playing():
-        await until(lambda: scene.evaluations.learner.ledger().leased == 3)
+        await until(lambda: scene.evaluations.ledger.leased == 3)
         gate.open()
 
 
@@ -124,15 +124,15 @@ async def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there
     scene.opens(scene.evaluations, 0, version=5)
     scene.opens(scene.train, 0)
     async with scene.playing():
-        await until(lambda: scene.train.learner.ledger().ready == 1)
-        assert scene.evaluations.learner.ledger().queued == 1
+        await until(lambda: scene.train.ledger.ready == 1)
+        assert scene.evaluations.ledger.queued == 1
         await scene.offers(5)
-        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
+        await until(lambda: scene.evaluations.ledger.ready == 1)
         scene.opens(scene.evaluations, 1, version=4)
         await scene.offers(6)
         await until(lambda: scene.version == 6)  # an evaluation that it cannot play holds nothing up
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
-    assert scene.evaluations.learner.ledger().queued == 1
+    assert scene.evaluations.ledger.queued == 1
 
 
 async def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
@@ -147,7 +147,7 @@ async def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is
         await asyncio.sleep(0.3)  # some polls
         drop_open_groups(scene.evaluations.learner)
         scene.opens(scene.evaluations, 1, version=1)
-        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
+        await until(lambda: scene.evaluations.ledger.ready == 1)
 
 
 async def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: Scene, gate: Gate) -> None:
@@ -159,9 +159,9 @@ async def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(s
         await until(lambda: len(scene.actor.seeds) == 2)  # a training episode beside the evaluation
         scene.opens(scene.train, 1, version=1)
         await asyncio.sleep(0.3)  # some polls
-        assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (1, 1)
+        assert (scene.train.ledger.leased, scene.train.ledger.queued) == (1, 1)
         gate.open()
-        await until(lambda: scene.train.learner.ledger().ready == 2)
+        await until(lambda: scene.train.ledger.ready == 2)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
     assert versions(episodes(scene.train, 2)[1]) == (1, 1)
 
@@ -172,7 +172,7 @@ async def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_i
     async with scene.playing():
         await scene.offers(1)
         scene.opens(scene.train, 0, preferred=2)
-        await until(lambda: scene.train.learner.ledger().leased == 1)
+        await until(lambda: scene.train.ledger.leased == 1)
         await asyncio.sleep(0.3)  # some polls
         assert len(scene.actor.seeds) == 0
         await scene.offers(2)
@@ -182,7 +182,7 @@ async def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_i
         scene.opens(scene.train, 1, preferred=3)
         await until(lambda: len(scene.actor.seeds) == 3)
         gate.open()
-        await until(lambda: scene.train.learner.ledger().ready == 2)
+        await until(lambda: scene.train.ledger.ready == 2)
     assert [versions(episode)[0] for episode in episodes(scene.train, 2)] == [2, 2]
 
 
@@ -213,20 +213,20 @@ async def test_without_weights_no_group_that_asks_is_held(
     async with scene.playing():
         scene.opens(scene.train, 0, version=1)
         await asyncio.sleep(0.5)  # some polls
-        assert scene.train.learner.ledger().leased == 0
+        assert scene.train.ledger.leased == 0
         await scene.offers(1)
-        await until(lambda: scene.train.learner.ledger().ready == 1)
+        await until(lambda: scene.train.ledger.ready == 1)
         scene.opens(scene.train, 1, version=2)
-        await until(lambda: scene.train.learner.ledger().leased == 1)  # they may come at any moment
+        await until(lambda: scene.train.ledger.leased == 1)  # they may come at any moment
         scene.actor.engine.stage = refuse  # type: ignore[method-assign]
         scene.announces(2)
         await asyncio.wait_for(refused.wait(), 60)
-        await until(lambda: scene.train.learner.ledger().leased == 0)
+        await until(lambda: scene.train.ledger.leased == 0)
         await asyncio.sleep(0.3)  # some polls
-        assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (0, 1)
+        assert (scene.train.ledger.leased, scene.train.ledger.queued) == (0, 1)
         scene.actor.engine.stage = stage  # type: ignore[method-assign]
-        await until(lambda: scene.train.learner.ledger().ready == 2)
-    assert scene.train.learner.ledger().failed == {}
+        await until(lambda: scene.train.ledger.ready == 2)
+    assert scene.train.ledger.failed == {}
 
 
 async def test_an_actor_holds_no_group_whose_weights_are_on_offer_and_not_on_its_disk(scene: Scene, gate: Gate) -> None:

@@ -121,7 +121,7 @@ async def test_all_actors_keep_to_one_rate(redis_server: Server, scene: Scene, m
 async def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: Scene, gate: Gate) -> None:
     scene.streams["train"].learner.open([ticket(0, num_members=2)])
     task = scene.acts(0, gate=str(gate))
-    await until(lambda: scene.streams["train"].learner.ledger().leased == 1)
+    await until(lambda: scene.streams["train"].ledger.leased == 1)
     with watching(redis_server, scene.run_id) as asked:
         await until(lambda: asked.counts["beat"] >= 1)
         before = asked.counts.copy()
@@ -158,7 +158,7 @@ async def test_with_its_share_of_a_queue_it_lets_others_ask(
     fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
     await until(lambda: "pause" in events)
     train.learner.open([ticket(group_id, num_members=2) for group_id in range(4)])
-    await until(lambda: train.learner.ledger().leased == 4)
+    await until(lambda: train.ledger.leased == 4)
     scene.fleet.set_run_state(RunState.FINISHED)
     await task
     took = events[events.index("leased with 3 left") : events.index("leased with 0 left") + 1]

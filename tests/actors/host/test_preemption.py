@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream.actors.host import preemption
-from slipstream.actors.host.preemption import Aws, Azure, Gcp, MetadataError, watch_notices
+from slipstream.actors.host.preemption import Aws, Azure, Gcp, MetadataError, Notice, watch_notices
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from tests.actors.host.metadata_service import MetadataService
 from tests.waiting import wait_until
@@ -37,7 +37,7 @@ def scheduled(*events: str) -> tuple[int, str]:
 def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
     service.wants_tokens()
     aws = Aws(service.url)
-    assert aws.look() == aws.look() == []
+    assert aws.look() is aws.look() is None
     method, path, headers = service.asked[0]
     assert (method, path, headers["x-aws-ec2-metadata-token-ttl-seconds"]) == ("PUT", "/latest/api/token", "21600")
     assert service.paths()[1:] == [ACTION, REBALANCE] * 2  # one token is enough
@@ -72,15 +72,14 @@ def test_a_cloud_gives_notice_of_what_takes_this_host_away(
     if cloud is Aws:
         service.wants_tokens()
     service.answers = answers
-    (notice,) = cloud(service.url).look()
-    assert notice.is_final and notice.text == words
+    assert cloud(service.url).look() == Notice(text=words, is_final=True)
 
 
 def test_a_rebalance_recommendation_is_a_hint_and_no_notice(service: MetadataService) -> None:
     service.wants_tokens()
     service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
-    (notice,) = Aws(service.url).look()
-    assert not notice.is_final and "2020-10-27T08:22:00Z" in notice.text
+    notice = Aws(service.url).look()
+    assert notice is not None and not notice.is_final and "2020-10-27T08:22:00Z" in notice.text
 
 
 def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> None:
@@ -91,7 +90,7 @@ def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> N
     service.tokens.clear()
     service.answers |= interruption("terminate")
     service.asked.clear()
-    assert len(aws.look()) == 1
+    assert aws.look() is not None
     assert service.paths() == [ACTION, "/latest/api/token", ACTION]
 
 
@@ -105,7 +104,7 @@ def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataS
         aws.look()
     service.wants_tokens()
     service.answers |= interruption("terminate")
-    assert len(aws.look()) == 1
+    assert aws.look() is not None
 
 
 @pytest.mark.parametrize("maintenance", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE"])
@@ -113,7 +112,7 @@ def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_a_host_stays(
     service: MetadataService, maintenance: str
 ) -> None:
     service.answers = {MAINTENANCE: (200, maintenance), PREEMPTED: (200, "FALSE\n")}
-    assert Gcp(service.url).look() == []
+    assert Gcp(service.url).look() is None
     assert service.paths() == [MAINTENANCE, PREEMPTED]
     assert all(headers["metadata-flavor"] == "Google" for _, _, headers in service.asked)
 
@@ -122,7 +121,7 @@ def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(
     events = scheduled(EVENT % ("Preempt", "vmss_1"), EVENT % ("Freeze", "vmss_0"))
     service.answers = {NAME: (200, "vmss_0"), EVENTS: events}
     azure = Azure(service.url)
-    assert azure.look() == azure.look() == []
+    assert azure.look() is azure.look() is None
     assert service.paths() == [NAME, EVENTS, EVENTS]
     assert all(headers["metadata"] == "true" for _, _, headers in service.asked)
 
@@ -162,6 +161,10 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
     watch_notices(f"aws@{service.url}/", shutdown)  # no token yet: a 404 where it is given
     wait_until(lambda: "notices of the cloud do not arrive" in caplog.text, "a failure")
+    service.answers["/latest/api/token"] = 500, "another failure"
+    asked = len(service.asked)
+    wait_until(lambda: len(service.asked) > asked + 3, "more failures")
+    del service.answers["/latest/api/token"]
     service.wants_tokens()
     service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
     wait_until(lambda: "may soon interrupt" in caplog.text, "a hint")

@@ -1,6 +1,7 @@
 """A learner that comes back with other settings: actors that are still there join again, and no group is lost."""
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from slipstream.actors.__main__ import StartEngine, main
 from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.host.beat import LastKnown, RunChanged
 from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.model_folder import ModelFile
@@ -63,6 +65,15 @@ def test_an_actor_whose_engine_dies_at_its_start_is_started_again(
 
     assert main("a", ["redis.url=redis://127.0.0.1:9"], begin) == 1
     assert "its supervisor starts another one: the engine process ended with exit code -9" in caplog.text
+
+
+def test_an_actor_whose_redis_is_away_is_started_again_and_says_which_and_what_to_do(
+    shutdown: Shutdown, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.actors.__main__.connect", partial(connect, patience_s=0.1))
+    assert main("a", ["redis.url=redis://127.0.0.1:9"], lambda: pytest.fail) == 1
+    assert "Redis at redis://127.0.0.1:9 has not answered for 0 s: " in caplog.text
+    assert "; start that server, or correct `redis.url`" in caplog.text
 
 
 def test_an_actor_notices_at_its_next_beat(redis_client: redis.Redis, run_id: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import redis
 
 from slipstream.replay.server.redis_server import Server
+from tests.actors.group.test_group import buffer_with
 from tests.processes import Process
-from tests.replay.records.attempts import make_buffer, ticket
 
 COMPUTES = """
 import asyncio, re
@@ -35,16 +35,14 @@ asyncio.run(turns())
 def test_an_environment_that_blocks_ends_its_actor_which_names_it_and_its_group_goes_to_others(
     redis_server: Server, redis_client: redis.Redis, run_id: str, tmp_path: Path
 ) -> None:
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0)])
+    buffer = buffer_with(redis_client, run_id)
     command = [sys.executable, "-m", "tests.actors.blocked_actor", redis_server.secret_url, run_id]
     actor = Process("blocked", command, log=tmp_path / "blocked", environment={})
     assert actor.wait(120) == 1
     said = actor.said()
     assert "the event loop has been blocked for 3 s" in said
     assert "of group 0, environment 'shop' blocks it at " in said and "BlockingEnv.step: `time.sleep(3600)" in said
-    assert buffer.actor.lease("heir") is not None and buffer.learner.ledger().expired_leases == 1
+    assert buffer.actor.lease("heir") is not None and buffer.ledger.expired_leases == 1
 
 
 def test_a_call_that_does_not_let_go_of_the_interpreter_ends_its_process_and_is_named(tmp_path: Path) -> None:

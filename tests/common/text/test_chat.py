@@ -1,6 +1,5 @@
 """A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.text.chat import Chat, ChatRules, Extension, reply_form
+from slipstream.common.text.chat import Chat, ChatRules, Extension
 from slipstream.common.text.codec import end_tokens
-from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer, shop_tokenizer
+from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer
 
 SYSTEM = Message("system", "be brief")
 ASK = Message("user", "find plain dress")
 ANSWER = Message("user", "red small")
-
-
-@pytest.fixture(params=["word level", "ChatML"])
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    return merging_tokenizer(CHATML) if request.param == "ChatML" else shop_tokenizer()
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -33,24 +27,6 @@ def rendered(tokenizer: PreTrainedTokenizerBase, *messages: Message) -> list[int
     """What the template makes of the whole conversation at once."""
     conversation = [{"role": message.role, "content": message.content} for message in messages]
     return ids(tokenizer, tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
-
-
-@pytest.mark.parametrize("opening", [(ASK,), (SYSTEM, ASK)], ids=["user first", "system first"])
-def test_a_conversation_is_extended_to_what_the_template_renders_as_a_whole(
-    tokenizer: PreTrainedTokenizerBase, opening: tuple[Message, ...]
-) -> None:
-    chat = Chat(tokenizer)
-    tokens = chat.open(opening)
-    assert tokens == rendered(tokenizer, *opening)
-    said = list(opening)
-    for action in ("search[plain dress]", "click[red]", "click[small]"):
-        sampled = ids(tokenizer, action + tokenizer.eos_token)
-        content = chat.reply(sampled)
-        extension = chat.extend((ANSWER,))
-        assert not extension.new_branch
-        tokens += sampled + extension.tokens
-        said += [Message("assistant", content), ANSWER]
-        assert tokens == rendered(tokenizer, *said)
 
 
 def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_path: Path) -> None:
@@ -86,22 +62,6 @@ def test_the_end_of_turn_is_rendered_unless_it_was_sampled(sampled: str, action:
     assert tokenizer.decode(extension.tokens) == added and not extension.new_branch
 
 
-def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: Path) -> None:
-    """As in the folders of models whose tokenizer ends texts, and not turns."""
-    written = merging_tokenizer(CHATML)
-    end, text_end = written.convert_tokens_to_ids([END, "<|endoftext|>"])
-    written.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path, eos_token="<|endoftext|>")
-    assert end not in tokenizer.all_special_ids
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [text_end, end]}))
-    assert end_tokens(tokenizer) == {end, text_end}
-    assert reply_form(tokenizer).ends["user"] == END
-    chat = Chat(tokenizer)
-    chat.open((ASK,))
-    assert chat.reply(ids(tokenizer, f"click[red]{END}")) == "click[red]"
-    assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith("\n<|im_start|>user\n")
-
-
 @pytest.mark.parametrize("content", ['{"eos_token_id": [1', "[]", "null", "\xff"])
 def test_a_damaged_generation_config_is_named(tmp_path: Path, content: str) -> None:
     merging_tokenizer(CHATML).save_pretrained(tmp_path)
@@ -109,12 +69,6 @@ def test_a_damaged_generation_config_is_named(tmp_path: Path, content: str) -> N
     (tmp_path / "generation_config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"generation_config\.json is damaged: .*; download it again, or write \{\}"):
         end_tokens(tokenizer)
-
-
-def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
-    shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
-    with pytest.raises(ValueError, match="does not render an assistant's message right after its generation prompt"):
-        reply_form(merging_tokenizer(shouting))
 
 
 def conversation(chat: Chat, tokenizer: PreTrainedTokenizerBase, num_turns: int) -> list[Extension]:

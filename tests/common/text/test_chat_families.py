@@ -14,7 +14,6 @@ from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Sampling
 from slipstream.common.rows.message_fields import read_message
 from slipstream.common.text.chat import Chat, ChatRules, reply_form
 from slipstream.common.text.chat_template import rendered
@@ -22,7 +21,7 @@ from slipstream.common.text.codec import decoder
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.actors.episode.episodes import attempt_on, engine_of
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
 
 MIDNIGHT_S = 1_784_937_600.0  # 2026-07-25, 00:00 UTC
@@ -404,15 +403,12 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
     prompt = chat.open((ASK,))
     chat.reply(encode(f"{opening}click[a]{closing}click[b]<|im_end|>"))
     assert chat.answer.strip() == "click[b]"
-    engine = ScriptedEngine(
+    engine = engine_of(
         lambda tokens, seed: encode(f"{opening} one two three four" if tokens == prompt else "click[b]<|im_end|>"),
-        policy_version=1,
-        schedule=Schedule(token_time_s=0.0),
         max_tokens=1000,
     )
     limited = ThoughtLimit(engine, tokenizer, max_thought_tokens=len(encode(opening)) + 3, max_tokens=1000)
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=200)
-    completion = asyncio.run(limited.generate(prompt, sampling))
+    completion = asyncio.run(limited.generate(prompt, attempt_on(max_turn_tokens=200).sampling))
     assert tokenizer.decode(completion.tokens) == f"{opening} on{closing}click[b]<|im_end|>"
 
 
@@ -422,11 +418,6 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
         ("{# <|thinking|> #}" + SPEAKS, "has '<|thinking|>', which looks like the mark of a thought"),
         ("{# <reflection> #}" + SPEAKS, "has '<reflection>', which looks like the mark of a thought"),
         ("{# [REASONING] #}" + SPEAKS, "has '[REASONING]', which looks like the mark of a thought"),
-        ("{# <|channel|>final<|message|> #}" + SPEAKS, "writes channels (<|channel|>, as gpt-oss)"),
-        (
-            "{# <|start|>assistant to=self<|message|> #}" + SPEAKS,
-            "writes channels (assistant to=self, as Muse Glimmer)",
-        ),
     ],
 )
 def test_a_template_whose_thoughts_cannot_be_told_is_refused(template: str, complaint: str, tmp_path: Path) -> None:

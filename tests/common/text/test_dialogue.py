@@ -1,9 +1,7 @@
 """A conversation that is written down becomes the tokens that an actor would have recorded in it."""
 
-from pathlib import Path
-
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipstream.common.config.config import load_config
 from slipstream.common.records.message import Message
@@ -12,23 +10,17 @@ from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.tools.run.prepare import demonstrate, vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 
-FORGETFUL = """{%- for m in messages -%}
-{%- if m.role == 'assistant' and not loop.last -%}<|assistant|> ... <|end|>
-{%- else -%}<|{{ m.role }}|> {{ m.content }} <|end|>{%- endif -%}
-{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|> {% endif -%}"""
-
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that knows the words of the shop."""
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """That of a tiny model that knows the words of the shop."""
     folder = tmp_path_factory.mktemp("shop") / "model"
     config = load_config("conf/quickstart.yaml", [])
     make_tiny_model(folder, texts=vocabulary_texts(config.env, 20), shape=TinyShape(), max_tokens=192, seed=0)
-    return folder
+    return AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_messages_of_recorded_episodes_become_their_very_tokens(shop: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(shop)
+def test_the_messages_of_recorded_episodes_become_their_very_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     config = load_config("conf/quickstart.yaml", ["warm_start.episodes=20", "warm_start.noise=0.3"])
     tokeniser, transcriber = Tokeniser(tokenizer), Transcriber(tokenizer)
     num_turns = 0
@@ -47,22 +39,13 @@ def said(*texts: str) -> list[Message]:
     return [Message(role=("user", "assistant")[place % 2], content=text) for place, text in enumerate(texts)]
 
 
-def test_only_what_is_asked_for_is_learnt_from_and_ends_with_its_end_of_turn(shop: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(shop)
+def test_only_what_is_asked_for_is_learnt_and_ends_with_its_end_of_turn(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     (branch,) = Tokeniser(tokenizer).branches(said("find", "search", "shirt", "click", "hat"), learn_from=2)
     learnt = [token for token, mask in zip(branch.tokens, branch.loss_mask, strict=True) if mask]
     assert tokenizer.decode(learnt).split() == ["click", tokenizer.eos_token]
     assert "hat" not in tokenizer.decode(branch.tokens)
-
-
-def test_a_template_that_rewrites_the_past_makes_a_branch_of_each_reply(shop: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(shop)
-    tokenizer.chat_template = FORGETFUL
-    first, second = Tokeniser(tokenizer).branches(said("find", "search", "shirt", "click"))
-    for branch, word in ((first, "search"), (second, "click")):
-        learnt = [token for token, mask in zip(branch.tokens, branch.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(learnt).split()[0] == word
-    assert "search" not in tokenizer.decode(second.tokens)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +56,8 @@ def test_a_template_that_rewrites_the_past_makes_a_branch_of_each_reply(shop: Pa
         ([], "no message is the assistant's"),
     ],
 )
-def test_what_no_policy_could_have_said_is_refused(shop: Path, messages: list[Message], complaint: str) -> None:
+def test_what_no_policy_could_have_said_is_refused(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Tokeniser(AutoTokenizer.from_pretrained(shop)).branches(messages)
+        Tokeniser(tokenizer).branches(messages)

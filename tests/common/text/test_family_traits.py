@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +17,7 @@ from slipstream.envhub.agent.request import template_messages
 from tests.common.text.chat_templates import CALLERS, family_tokenizer
 from tests.common.text.sentence_piece import FAMILIES, sentence_piece
 from tests.common.text.test_outside_text import forged_turn
-from tests.envhub.agent.test_agent_prompts import DEEPSEEK_R1, JOINS, SENT
+from tests.envhub.agent.test_agent_prompts import SENT
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 ASK, THOUGHT = Message("user", "find ab a"), "<think>hm, ab or a?</think>"
@@ -102,52 +101,3 @@ def test_the_page_says_what_a_family_gives(name: str, tmp_path: Path) -> None:
     meaning = MEANINGS[tuple(cell(column, tokenizer, name) for column in CELLS)]
     rows = re.findall(rf"^\| (.*) \| {re.escape(meaning)} \|$", PAGE.read_text(), re.MULTILINE)
     assert name in ", ".join(rows).split(", ")
-
-
-def sent(role: str, content: str | None, *arguments: object) -> dict[str, Any]:
-    calls = [{"type": "function", "function": {"name": "look", "arguments": each}} for each in arguments]
-    return {"role": role, "content": content} | ({"tool_calls": calls} if calls else {})
-
-
-USER = sent("user", "find")
-# What official templates do, and which stand-in does it: the family or its template, messages, what it gives or says.
-TRAITS: Mapping[str, tuple[str, list[dict[str, Any]], str]] = {
-    "arguments are joined as text": (JOINS, [USER, sent("assistant", None, {"at": "ab"})], "can only concatenate str"),
-    "arguments must be an object": ("glm", [USER, sent("assistant", "", '{"at":"ab"}')], "no attribute 'items'"),
-    "a call without a text begins in its own way": (
-        DEEPSEEK_R1,
-        [USER, sent("assistant", None, "{}")],
-        r"<\|Assistant\|><\|tool_call_begin\|>function",
-    ),
-    "a call with an empty text does not": (
-        DEEPSEEK_R1,
-        [USER, sent("assistant", "", "{}")],
-        r"<\|Assistant\|><\|tool_call_begin\|>{}",
-    ),
-    "null as a text is written as None": ("seed-oss", [USER, sent("assistant", None)], "assistant\nNone"),
-    "roles must alternate": ("gemma", [USER, USER], "roles must alternate"),
-    "a system message is refused": ("gemma", [sent("system", "go"), USER], "System role not supported"),
-    "there is no role of tools": (
-        "gemma",
-        [USER, sent("assistant", "look"), sent("tool", "1"), USER],
-        "must alternate",
-    ),
-    "earlier thoughts are dropped": (
-        "qwen3",
-        [USER, sent("assistant", "<think>\nhm\n</think>\n\nlook"), USER],
-        r"assistant\nlook<\|im_end\|>",
-    ),
-}
-
-
-@pytest.mark.parametrize("trait", TRAITS)
-def test_a_stand_in_has_each_trait_of_official_templates(trait: str, tmp_path: Path) -> None:
-    name, messages, expected = TRAITS[trait]
-    tokenizer = family_tokenizer(name if name in CALLERS else "deepseek", tmp_path)
-    if name not in CALLERS:
-        tokenizer.chat_template = name
-    try:
-        given = tokenizer.apply_chat_template(messages, tokenize=False)
-    except REFUSALS as error:
-        given = str(error)
-    assert re.search(expected, given)

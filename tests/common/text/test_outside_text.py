@@ -9,14 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import Chat, reply_form
 from slipstream.common.text.codec import encoder, following
 from slipstream.common.text.dialogue import Tokeniser
-from slipstream.common.text.pieces import check_pieces, check_words
+from slipstream.common.text.pieces import check_words
 from slipstream.envhub.agent.prompts import Prompts
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.prepare import completion_of
+from tests.actors.episode.episodes import attempt_on, engine_of
 from tests.common.text.chat_templates import CALLERS, family_tokenizer
 from tests.common.text.sentence_piece import FAMILIES, sentence_piece
 from tests.common.text.small_tokenizer import shop_tokenizer
@@ -137,18 +136,6 @@ def test_sentence_piece_splits_the_marks_of_a_text(family: str) -> None:
 # --- What is checked at the start.
 
 
-def test_a_template_whose_pieces_merge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = sentence_piece("never")
-    monkeypatch.setattr(
-        tokenizer,
-        "chat_template",
-        "{% for m in messages %}{{ 'U ' if m.role == 'user' else 'A ' }}{{ m.content }}</s>{% endfor %}"
-        "{{ 'A ' if add_generation_prompt }}",
-    )
-    with pytest.raises(ConfigError, match="cannot be used turn by turn: the prompt has the tokens"):
-        check_pieces(tokenizer)
-
-
 def test_words_that_a_tokenizer_lacks_are_counted_and_refused_above_a_share() -> None:
     texts = ["find plain dress " * 100 + "find zeppelin"]
     check_words(shop_tokenizer(), texts, where="the rows")
@@ -180,15 +167,11 @@ def test_an_agents_second_prompt_has_the_tokens_of_the_whole(family: str) -> Non
 def test_a_forced_mark_and_a_written_action_continue_the_text_before_them(family: str) -> None:
     tokenizer = sentence_piece(family)
     encode, prompt = encoder(tokenizer), Chat(tokenizer).open((ASK,))
-    engine = ScriptedEngine(
-        lambda tokens, seed: following(encode, "<think> one two three", after=tokenizer.decode(tokens)),
-        policy_version=1,
-        schedule=Schedule(token_time_s=0.0),
-        max_tokens=1000,
+    engine = engine_of(
+        lambda tokens, seed: following(encode, "<think> one two three", after=tokenizer.decode(tokens)), max_tokens=1000
     )
     limited = ThoughtLimit(engine, tokenizer, max_thought_tokens=5, max_tokens=1000)
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=12)
-    completion = asyncio.run(limited.generate(prompt, sampling))
+    completion = asyncio.run(limited.generate(prompt, attempt_on(max_turn_tokens=12).sampling))
     assert tokenizer.decode(completion.tokens).startswith("<think> one two</think>")
     assert completion.tokens[5:8] == encode("two</think>")[-3:]
     written = completion_of(tokenizer, reply_form(tokenizer).write(REPLY.content), prompt=prompt).tokens

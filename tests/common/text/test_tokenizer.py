@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import redis
 import torch
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slipstream.actors.host.host_parts import checked_tokenizer
 from slipstream.common.config.config import Config
@@ -39,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
-DOUBLED = "{% set ns = namespace(s='a') %}{% for _ in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+REPEATED = "{{% set ns = namespace(x={0}) %}}{{% for _ in range(40) %}}{{% set ns.x = ns.x {1} ns.x %}}{{% endfor %}}"
+DOUBLED, SQUARED = REPEATED.format("'a'", "~"), REPEATED.format("10", "*")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,10 @@ DOUBLED = "{% set ns = namespace(s='a') %}{% for _ in range(40) %}{% set ns.s = 
         ("{{ 'a'.center(10**10) }}", {}),  # without a limit, all memory would be taken
         ("{{ 'a'.center(10**8) }}", {}),
         (DOUBLED, {}),
+        ("{{ 10 ** (10**10) }}", {}),  # the interpreter would be held for hours, and so would the thread that waits
+        ("{{ 'a' * 10**10 }}", {}),
+        ("{{ 10**10 * [0] }}", {}),
+        (SQUARED, {}),
         ("{% if messages[1:] %}{{ 'a'.center(10**10) }}{% endif %}", {}),
     ],
 )
@@ -59,6 +65,11 @@ def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str
     path.write_text(template or path.read_text())
     with pytest.raises(ConfigError, match=r"`model.path` .*, with `model.template_arguments`, cannot be rendered: "):
         load_chat_tokenizer(folder, ModelConfig(template_arguments=arguments))
+
+
+def test_a_template_may_multiply_what_is_small() -> None:
+    template = ImmutableSandboxedEnvironment().from_string("{{ ['ab' * 2, 2 * [3], 3 * 4, 2**5, 2**-1, 1.5 * 2] }}")
+    assert template.render() == "['abab', [3, 3], 12, 32, 0.5, 3.0]"
 
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import forked_record
 from slipstream.actors.episode.rollout import rollout

@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import rollout
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Trajectory
