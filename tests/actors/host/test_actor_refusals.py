@@ -7,7 +7,7 @@ from slipstream.common.process.wire import encode
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.failures import MAX_REASON_CHARS
 from slipstream.replay.records.ticket import InsertResult, Verdict
-from tests.replay.records.attempts import Views, attempt_at, fill, leased, partial_of, ticket, verdict_on
+from tests.replay.records.attempts import Views, attempt_at, leased, partial_of, ticket, verdict_on
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
@@ -47,7 +47,7 @@ def test_the_longest_reason_is_kept_and_a_longer_description_is_refused(buffer: 
 
 def test_a_judges_longer_descriptions_and_verdicts_are_refused(buffer: Views, run_id: str) -> None:
     buffer.learner.open([ticket(0, is_judged=True)])
-    fill(buffer, leased(buffer), run_id)
+    buffer.insert(leased(buffer))
     judging = buffer.judge.lease("j")
     assert judging is not None
     with pytest.raises(redis.ResponseError, match="malformed description"):
@@ -83,7 +83,7 @@ def test_a_payload_of_no_member_or_with_an_endless_record_is_refused(
             keys=[buffer.base, name], args=[0, member, f"0:{lease.fence}:0:7:5:1:100:{actor}", *result]
         )
     assert buffer.client.ttl(name) > 0
-    fill(buffer, lease, run_id)
+    buffer.insert(lease)
     ledger = buffer.learner.ledger()
     assert (ledger.inserted, ledger.ready, ledger.partials_handed_in, ledger.repairs) == (2, 1, 0, 0)
     assert buffer.audit() == []
