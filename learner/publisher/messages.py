@@ -10,6 +10,11 @@ from slipstream.common.transfer.weights import Adapted, TensorEntry
 ANCHOR_EVERY = 10  # versions after which one can be pulled whole; those between are deltas
 
 
+def num_slots(*, anchor_every: int) -> int:
+    """The number of slots: newest version, one being hashed, one for the learner to write, with deltas the anchor."""
+    return 3 if anchor_every == 1 else 4
+
+
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the learner, as the first message; fields that are not explained here are those of `weights`."""
 

@@ -24,7 +24,6 @@ from slipstream.common.transfer.host_memory import AnonymousMemory
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import buffer_bytes
 from slipstream.learner.publisher import messages
-from slipstream.learner.publisher.shelf import num_slots
 from slipstream.learner.publisher.slots import OwnRows, Slots
 from slipstream.replay.records.keys import FencedOut
 
@@ -71,7 +70,7 @@ class Publisher:
         self._refusal = ""
         self._memory = [
             AnonymousMemory(f"slipstream-weights-{slot}", buffer_bytes(settings.entries))
-            for slot in range(num_slots(anchor_every=settings.anchor_every))
+            for slot in range(messages.num_slots(anchor_every=settings.anchor_every))
         ]
         if own is None:
             own = {entry.name: None for entry in settings.entries}

@@ -16,11 +16,6 @@ class StoredVersion:
     manifest: Manifest
 
 
-def num_slots(*, anchor_every: int) -> int:
-    """The number of slots: newest version, one being hashed, one for the learner to write, with deltas the anchor."""
-    return 3 if anchor_every == 1 else 4
-
-
 class Shelf:
     """Maps slots to versions, and keeps the deltas between versions. Thread-safe.
 

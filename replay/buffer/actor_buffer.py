@@ -12,13 +12,13 @@ from typing import Any
 import redis
 
 from slipstream.common.config.replay_config import ReplayConfig
-from slipstream.common.process.wire import WireError, encode
+from slipstream.common.process.wire import WireError
 from slipstream.common.records.trajectory import Outcome, Trajectory
 from slipstream.replay.buffer.bulk import packed
 from slipstream.replay.buffer.payloads import Entry, LostPayload, Payloads, record_of, result_of
 from slipstream.replay.buffer.verbs import ACTORS, Verbs
 from slipstream.replay.buffer.visits import visits_of
-from slipstream.replay.records.failures import DIED_TWICE, Failure, cut_reason
+from slipstream.replay.records.failures import DIED_TWICE, failed_attempt
 from slipstream.replay.records.forks import awaited
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ticket import InsertResult, Lease, Ticket, decode_ticket
@@ -121,10 +121,8 @@ class ActorBuffer:
         or the lease is lost, or the member is stored already. A partial of the member is discarded.
         """
         group_id = lease.ticket.group_id
-        failure = Failure(
-            group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=cut_reason(reason)
-        )
-        reply = self._verbs.call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
+        failure = failed_attempt(group_id, member, attempt=attempt, outcome=outcome.value, reason=reason)
+        reply = self._verbs.call("fail", group_id, member, attempt, lease.fence, outcome.value, failure)
         return None if reply is None else int(reply)
 
     def release(self, lease: Lease, *, death: str = "") -> None:
@@ -135,14 +133,12 @@ class ActorBuffer:
         group_id, described = lease.ticket.group_id, b""
         if death:
             member, attempt = next(iter(lease.missing.items()))
-            described = encode(
-                Failure(
-                    group_id=group_id,
-                    member=member,
-                    attempt=attempt,
-                    outcome=Outcome.INFRA_FAILURE.value,
-                    reason=cut_reason(f"{DIED_TWICE}: {death}"),
-                )
+            described = failed_attempt(
+                group_id,
+                member,
+                attempt=attempt,
+                outcome=Outcome.INFRA_FAILURE.value,
+                reason=f"{DIED_TWICE}: {death}",
             )
         self._verbs.call("release", group_id, lease.fence, described)
 

@@ -1,19 +1,18 @@
 """The audit: counts everything that is stored and compares it with the books."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
+from slipstream.replay.buffer.payloads import strays
 from slipstream.replay.records import scripts
-from slipstream.replay.records.keys import key
+from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import STATES, Ledger, ledger_of
 
 LOST = -2  # the reply of PTTL for a missing key
-SCAN_KEYS = 10_000  # keys in one reply of SCAN
-BATCH_KEYS = 1_000  # keys that one run of a script checks
 CURE = "the learner repairs it when it meets it; `slipstream replay repair` repairs it now"
 
 Scores = dict[str, float]
@@ -58,7 +57,21 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     wrong += _wrong_counters(ledger, groups)
     wrong += _wrong_groups(groups)
     wrong += _wrong_indexes(groups, [_scores(index) for index in indexes])
-    return wrong + _strays(client, base, groups)
+    known = {f"{base}:group:{group.group_id}" for group in groups}
+    known = known.union(*(group.members for group in groups), *(group.partials for group in groups))
+    return wrong + [
+        f"{name.decode(errors='replace')} belongs to no group" for name in strays(client, base, known=known)
+    ]
+
+
+def audit_shards(clients: Sequence[redis.Redis], run_id: str, *, stream: str = "train") -> list[str]:
+    """The audit of every shard of a stream; each line names its shard if there is more than one."""
+    found = [
+        (shard, line)
+        for shard, client in enumerate(clients)
+        for line in audit(client, shard_name(run_id, shard), stream=stream)
+    ]
+    return [line if len(clients) == 1 else f"shard {shard}: {line}" for shard, line in found]
 
 
 def _stored_groups(base: str, rows: list[Any]) -> tuple[list[StoredGroup], list[str]]:
@@ -185,32 +198,3 @@ def _wrong_indexes(groups: list[StoredGroup], indexes: list[Scores]) -> list[str
         for what, found, right in zip(("version", "step"), indexes, expected, strict=True)
         if found != right
     ]
-
-
-def remove_strays(client: redis.Redis, base: str) -> list[str]:
-    """Remove every key that belongs to no group and is no insert in flight; return a line for each."""
-    names = list(_unnamed(client, base, _named_like_ours(client, base, known=set())))
-    for name in names:
-        client.unlink(name)
-    return [f"{name.decode(errors='replace')} belonged to no group: removed" for name in names]
-
-
-def _strays(client: redis.Redis, base: str, groups: list[StoredGroup]) -> list[str]:
-    """A line for each key that belongs to no group. A payload with a short time to live is an insert in flight."""
-    known = {f"{base}:group:{group.group_id}" for group in groups}
-    known = known.union(*(group.members for group in groups), *(group.partials for group in groups))
-    # Keys may have changed since the books were read, so the unnamed ones are checked again.
-    in_doubt = _named_like_ours(client, base, known=known)
-    return [f"{name.decode(errors='replace')} belongs to no group" for name in _unnamed(client, base, in_doubt)]
-
-
-def _named_like_ours(client: redis.Redis, base: str, *, known: set[str]) -> list[bytes]:
-    kinds = tuple(f"{base}:{kind}:".encode() for kind in ("group", "blob", "partial"))
-    found = client.scan_iter(match=f"{base}:*", count=SCAN_KEYS)
-    return [name for name in found if name.startswith(kinds) and name.decode(errors="replace") not in known]
-
-
-def _unnamed(client: redis.Redis, base: str, names: list[bytes]) -> Iterable[bytes]:
-    script = scripts.load(client, "prelude", "unnamed")
-    for start in range(0, len(names), BATCH_KEYS):
-        yield from script(keys=[base, *names[start : start + BATCH_KEYS]])

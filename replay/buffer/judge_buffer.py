@@ -16,7 +16,7 @@ from slipstream.common.process.wire import WireError, encode
 from slipstream.common.records.trajectory import Outcome, Trajectory
 from slipstream.replay.buffer.payloads import Entry, Payloads
 from slipstream.replay.buffer.verbs import JUDGES, Verbs
-from slipstream.replay.records.failures import Failure, cut_reason
+from slipstream.replay.records.failures import failed_attempt
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ticket import InsertResult, Ticket, Verdict, decode_ticket
 
@@ -85,15 +85,9 @@ class JudgeBuffer:
 
         Otherwise it was dropped as `judge_failed`, after `replay.max_attempts`, or the lease is lost.
         """
-        failure = Failure(
-            group_id=judging.ticket.group_id,
-            member=0,
-            attempt=judging.num_judgings,
-            outcome=JUDGE_FAILED,
-            reason=cut_reason(reason),
-        )
-        arguments = (failure.group_id, judging.fence, round(1000 * wait_s), encode(failure))
-        return bool(self._verbs.call("fail_judging", *arguments))
+        group_id = judging.ticket.group_id
+        failure = failed_attempt(group_id, 0, attempt=judging.num_judgings, outcome=JUDGE_FAILED, reason=reason)
+        return bool(self._verbs.call("fail_judging", group_id, judging.fence, round(1000 * wait_s), failure))
 
     def release(self, judging: Judging) -> None:
         """Give the group back at once: the judge is leaving."""

@@ -1,5 +1,6 @@
-"""Stores and validates trajectory payloads: each is checked before it is sent, and again when it is read."""
+"""Stores and validates trajectory payloads, when sent and again when read; finds those that the books do not name."""
 
+from collections.abc import Set
 from typing import NamedTuple
 
 import redis
@@ -16,9 +17,12 @@ from slipstream.common.records.trajectory import (
     encode_trajectory,
 )
 from slipstream.replay.buffer.bulk import Bulk, Payload
+from slipstream.replay.records import scripts
 from slipstream.replay.records.ticket import Ticket
 
 MAX_DURATION_MS = 1e12  # of an episode: an actor's wrong clock must not spoil the books
+SCAN_KEYS = 10_000  # keys in one reply of SCAN
+BATCH_KEYS = 1_000  # keys that one run of a script checks
 
 
 class LostPayload(LookupError):
@@ -113,3 +117,13 @@ class Payloads:
         if trajectory.member != entry.member:
             return InvalidTrajectory(f"its member is {trajectory.member}, and it was stored as member {entry.member}")
         return trajectory
+
+
+def strays(client: redis.Redis, base: str, *, known: Set[str] = frozenset()) -> list[bytes]:
+    """The keys of groups and payloads that the books do not name, without `known` ones and inserts in flight."""
+    kinds = tuple(f"{base}:{kind}:".encode() for kind in ("group", "blob", "partial"))
+    found = client.scan_iter(match=f"{base}:*", count=SCAN_KEYS)
+    names = [name for name in found if name.startswith(kinds) and name.decode(errors="replace") not in known]
+    unnamed = scripts.load(client, "prelude", "unnamed")  # the books may have changed since `known` was read
+    batches = (names[start : start + BATCH_KEYS] for start in range(0, len(names), BATCH_KEYS))
+    return [name for batch in batches for name in unnamed(keys=[base, *batch])]

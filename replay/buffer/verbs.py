@@ -42,11 +42,10 @@ import redis
 
 from slipstream.common.process.redis_retry import NotReady, patiently
 from slipstream.common.process.wire import encode
-from slipstream.replay.buffer.audit import remove_strays
+from slipstream.replay.buffer.payloads import strays
 from slipstream.replay.records import scripts
 from slipstream.replay.records.failures import Quarantined
 from slipstream.replay.records.keys import BooksDamaged, FencedOut, RunForgotten
-from slipstream.replay.records.records import shown
 
 LEARNERS = (
     "acquire_epoch",
@@ -119,9 +118,12 @@ class Verbs:
             repairs: list[bytes] = self._run("repair", [self._base, f"{self._base}:counters"], [self.epoch or ""])
         except scripts.Damaged as damage:
             raise self._beyond_repair(damage) from None
-        done = [line.decode(errors="replace") for line in repairs] + remove_strays(self._client, self._base)
+        done = [line.decode(errors="replace") for line in repairs]
+        for name in strays(self._client, self._base):
+            self._client.unlink(name)
+            done.append(f"{name.decode(errors='replace')} belonged to no group: removed")
         for line in done:
-            log.error("repaired: %s", shown(line))
+            log.error("repaired: %s", line)
         return done
 
     def _after_repair(self, verb: str, keys: Sequence[str], arguments: Sequence[Any], damage: Exception) -> Any:

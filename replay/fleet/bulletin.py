@@ -26,7 +26,7 @@ from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Offer
 from slipstream.replay.records import keys, scripts
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.records.records import Notices, read_or_nothing, read_records, write_over
+from slipstream.replay.records.records import Notices, leave_set, read_or_nothing, read_records, write_over
 from slipstream.replay.records.scripts import is_damage
 
 TTL_S = 120  # time to live of every key of one invitation
@@ -140,12 +140,11 @@ class Bulletin:
     def _renew(self, who: str, name: str, ttl_s: float) -> None:
         members = self._key(who)
         join = functools.partial(self._join, keys=[members], args=[name, int(ttl_s * 1000)])
-        write_over(self._client, join, kinds={members: "zset"})
+        write_over(self._client, join, name=members, kind="zset")
 
     def leave_broadcast(self, actor: str) -> None:
         """Remove `actor` from the members of broadcasts: it pulls from now on."""
-        members = self._key("members")
-        write_over(self._client, lambda: self._client.zrem(members, actor), kinds={members: "zset"})
+        leave_set(self._client, self._key("members"), actor)
 
     def broadcast_members(self) -> list[str]:
         """The actors that are registered for broadcasts now, sorted."""
@@ -180,7 +179,7 @@ class Bulletin:
                 transaction.expire(name, TTL_S)
                 transaction.execute()
 
-        write_over(self._client, answer, kinds={name: "hash"})
+        write_over(self._client, answer, name=name, kind="hash")
 
     def acknowledgements(self, number: int) -> dict[str, Acknowledgement]:
         """The answers to invitation `number` so far, by actor."""
@@ -210,8 +209,7 @@ class Bulletin:
 
     def withdraw_relay(self, name: str) -> None:
         """Remove the relay of this name: it serves no receiver from now on."""
-        relays = self._key("relays")
-        write_over(self._client, lambda: self._client.zrem(relays, name), kinds={relays: "zset"})
+        leave_set(self._client, self._key("relays"), name)
         self._client.delete(self._key("relay", name))
 
     def relays(self) -> list[RelayNotice]:
@@ -226,7 +224,7 @@ class Bulletin:
         """Count one corrupt chunk from the server at `endpoint`."""
         name = self._key("corrupt")
         try:
-            write_over(self._client, lambda: self._client.hincrby(name, endpoint, 1), kinds={name: "hash"})
+            write_over(self._client, lambda: self._client.hincrby(name, endpoint, 1), name=name, kind="hash")
         except redis.ResponseError as error:
             if not is_damage(error):
                 raise

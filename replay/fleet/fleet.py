@@ -20,7 +20,14 @@ from slipstream.common.transfer.model_folder import MAX_FILES, ModelFile
 from slipstream.replay.records import scripts
 from slipstream.replay.records.failures import MAX_REASON_CHARS
 from slipstream.replay.records.keys import FencedOut, epoch_key, key
-from slipstream.replay.records.records import Notices, log_skipped, read_or_nothing, read_records, write_over
+from slipstream.replay.records.records import (
+    Notices,
+    leave_set,
+    log_skipped,
+    read_or_nothing,
+    read_records,
+    write_over,
+)
 
 MEMBER_TTL_S = 15.0
 RUNS_KEY = "slipstream:runs"  # the names of the runs that this server knows
@@ -206,14 +213,13 @@ class Fleet:
 
     def leave(self, name: str) -> None:
         """Remove the member `name` at once, instead of letting its heartbeat expire."""
-        deadlines = self._member_keys[1]
-        write_over(self._client, lambda: self._client.zrem(deadlines, name), kinds={deadlines: "zset"})
+        leave_set(self._client, self._member_keys[1], name)
 
     def describe_run(self, facts: RunFacts) -> None:
         """Publish the facts of the run, so that actors can join it. Raises FencedOut."""
         self._described = facts
         self._put("facts", encode(facts))
-        write_over(self._client, lambda: self._enlist(keys=[RUNS_KEY], args=[self._run_id]), kinds={RUNS_KEY: "set"})
+        write_over(self._client, lambda: self._enlist(keys=[RUNS_KEY], args=[self._run_id]), name=RUNS_KEY, kind="set")
 
     def run_facts(self) -> RunFacts:
         """The facts that the learner published. Raises UnknownRun."""

@@ -6,7 +6,6 @@ import redis
 
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import key
-from slipstream.replay.records.records import shown
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +32,6 @@ class JudgeAccount:
         known = self._known.get(judge, (0, 0, 0.0))
         *sums, flaw = self._spend(keys=[self._name], args=[judge, requests, tokens, cost, *known])
         if flaw:
-            log.error("%s: %s; it counts on from %s", self._name, shown(flaw.decode(errors="replace")), known)
+            log.error("%s: %s; it counts on from %s", self._name, flaw.decode(errors="replace"), known)
         self._known[judge] = int(sums[0]), int(sums[1]), float(sums[2])
         return self._known[judge]

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import redis
 
+from slipstream.common.process.wire import encode
 from slipstream.replay.records.records import read_or_nothing, read_records
 
 MAX_REASON_CHARS = 2000  # an environment's error may quote a whole file
@@ -33,6 +34,13 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def cut_reason(reason: str) -> str:
     """The reason cut to MAX_REASON_CHARS, with `?` for each character that UTF-8 cannot encode."""
     return reason[:MAX_REASON_CHARS].encode(errors="replace").decode()
+
+
+def failed_attempt(group_id: int, member: int, *, attempt: int, outcome: str, reason: str) -> bytes:
+    """The encoded record of a failure, with its reason cut."""
+    return encode(
+        Failure(group_id=group_id, member=member, attempt=attempt, outcome=outcome, reason=cut_reason(reason))
+    )
 
 
 def read_failures(client: redis.Redis, base: str) -> list[Failure]:

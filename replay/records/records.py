@@ -5,7 +5,7 @@ Each process logs each malformed record once. A key of another type reads as mis
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,31 +41,29 @@ def read_or_nothing(read: Callable[[], T], name: str) -> T | None:
         return None
 
 
-def write_over(client: redis.Redis, write: Callable[[], T], *, kinds: Mapping[str, str]) -> T:
-    """Return what `write` returns. A key of another type is deleted first; `kinds` maps the keys to their types."""
+def write_over(client: redis.Redis, write: Callable[[], T], *, name: str, kind: str) -> T:
+    """Return what `write` returns. Its key `name` is deleted first if that is of another type than `kind`."""
     try:
         return write()
     except redis.ResponseError as error:
         if not is_damage(error):
             raise
-        refused = error
-    for name, kind in kinds.items():
         found: Any = client.type(name)
         if found.decode() not in (kind, "none"):
-            log.warning("%s is of type %s instead of %s: deleted: %s", name, found.decode(), kind, refused)
+            log.warning("%s is of type %s instead of %s: deleted: %s", name, found.decode(), kind, error)
             client.delete(name)
     return write()
+
+
+def leave_set(client: redis.Redis, name: str, member: str) -> None:
+    """Remove `member` from the sorted set `name`."""
+    write_over(client, lambda: client.zrem(name, member), name=name, kind="zset")
 
 
 @functools.lru_cache(maxsize=1024)
 def log_skipped(sender: str, why: str) -> None:
     """Log, once in this process, that the record of `sender` is skipped."""
-    log.warning("%s is skipped: %s", shown(sender), shown(why))
-
-
-def shown(text: str) -> str:
-    """`text` in printable ASCII, so that nothing in it moves a terminal's cursor."""
-    return text.encode("unicode_escape").decode("ascii")
+    log.warning("%s is skipped: %s", sender, why)
 
 
 class Notices:

@@ -72,17 +72,6 @@ class Facts:
         """Those that are alive."""
         return [member for member in self.members if member.role == "actor"]
 
-    @property
-    def refusing(self) -> list[Member]:
-        """Those that refused the newest version because it does not fit or failed its probe.
-
-        Those that have left are among them unless another actor serves it.
-        """
-        is_served = any(actor.policy_version >= self.newest_version for actor in self.actors)
-        asked = self.members if is_served else self.everyone
-        refused = [member for member in asked if member.refusal and member.refusal.unfit]
-        return [member for member in refused if member.refusal and member.refusal.policy_version >= self.newest_version]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
@@ -184,14 +173,17 @@ def _not_training(facts: Facts) -> Diagnosis | None:
 
 
 def _refused_weights(facts: Facts) -> Diagnosis | None:
-    refusals = {member.name: member.refusal for member in facts.refusing if member.refusal}
+    """The newest version does not fit, or failed its probe. Actors that have left count unless another serves it."""
+    newest = facts.newest_version
+    asked = facts.members if any(actor.policy_version >= newest for actor in facts.actors) else facts.everyone
+    refused = [(member.name, member.refusal) for member in asked if member.refusal and member.refusal.unfit]
+    refusals = {name: refusal for name, refusal in refused if refusal.policy_version >= newest}
     if not refusals:
         return None
     name, refusal = next(iter(refusals.items()))
     return Diagnosis(
         cause="actors refuse the weights",
-        evidence=f"{len(refusals)} actors refuse version {facts.newest_version}; {name}: "
-        f"{refusal.reason[:MAX_REFUSAL_CHARS]}",
+        evidence=f"{len(refusals)} actors refuse version {newest}; {name}: {refusal.reason[:MAX_REFUSAL_CHARS]}",
         next_step="their old weights keep serving; docs/weights.md says what the probe of a version shows",
     )
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import msgspec
 import redis
 
-from slipstream.replay.buffer.audit import audit
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.keys import shard_name
 from slipstream.replay.records.ledger import Ledger, read_ledger, total
@@ -47,13 +46,3 @@ class Shards:
 def read_shards(clients: Sequence[redis.Redis], run_id: str, *, stream: str = "train") -> Ledger:
     """The sum of a stream's books, read with one client for each shard."""
     return total(read_ledger(client, shard_name(run_id, shard), stream=stream) for shard, client in enumerate(clients))
-
-
-def audit_shards(clients: Sequence[redis.Redis], run_id: str, *, stream: str = "train") -> list[str]:
-    """The audit of every shard of a stream; each line names its shard if there is more than one."""
-    found = [
-        (shard, line)
-        for shard, client in enumerate(clients)
-        for line in audit(client, shard_name(run_id, shard), stream=stream)
-    ]
-    return [line if len(clients) == 1 else f"shard {shard}: {line}" for shard, line in found]

@@ -101,10 +101,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise ServerError(
-                f"redis-server in {self.directory} did not stop in {STOP_TIMEOUT_S:.0f} s and was killed; its log "
-                f"ends:\n{_log_tail(self.directory)}"
-            ) from None
+            what = f"redis-server in {self.directory} did not stop in {STOP_TIMEOUT_S:.0f} s and was killed"
+            raise _with_log(what, self.directory) from None
 
     def __enter__(self) -> Self:
         return self
@@ -161,14 +159,13 @@ def _start_mended(directory: Path, address: int | Path) -> Server:
     executable = find_executable()
     _check_reads(executable, directory)
     _, password = port_and_password(directory / "redis.conf")
-    num_logged = _num_logged(directory)
+    log = _log(directory)
+    num_logged = log.stat().st_size if log.exists() else 0
     try:
         return _start(executable, directory, address, password=password)
     except ServerError:
-        with _log(directory).open("rb") as log:
-            log.seek(num_logged)
-            if CUT_SHORT not in log.read():
-                raise
+        if not log.exists() or CUT_SHORT not in log.read_bytes()[num_logged:]:
+            raise
     _mend_cut_file(executable, directory, password=password)
     return _start(executable, directory, address, password=password)
 
@@ -190,16 +187,17 @@ def _mend_cut_file(executable: str, directory: Path, *, password: str) -> None:
         deadline = time.monotonic() + REWRITE_TIMEOUT_S
         while client.info("persistence")["aof_rewrite_in_progress"]:
             if time.monotonic() > deadline:
-                raise ServerError(
+                raise _with_log(
                     f"the append-only file in {directory} has lost its end, and Redis has not rewritten it in "
-                    f"{REWRITE_TIMEOUT_S:.0f} s; check that its disk works, and start again; the log ends:\n"
-                    f"{_log_tail(directory)}"
+                    f"{REWRITE_TIMEOUT_S:.0f} s; check that its disk works, and start again",
+                    directory,
                 )
             time.sleep(0.02)
         if client.info("persistence")["aof_last_bgrewrite_status"] != "ok":
-            raise ServerError(
+            raise _with_log(
                 f"the append-only file in {directory} has lost its end, and Redis could not rewrite it; free some "
-                f"space there and start again; the log ends:\n{_log_tail(directory)}"
+                "space there and start again",
+                directory,
             )
 
 
@@ -327,10 +325,8 @@ def _wait_for_pong(server: Server) -> None:
     with connect(server.secret_url, patience_s=0) as client:
         while time.monotonic() < deadline:
             if server.process.poll() is not None:
-                raise ServerError(
-                    f"redis-server at {server.url} ended during its start (exit {server.process.returncode}); "
-                    f"its log {_log(server.directory)} ends:\n{_log_tail(server.directory)}"
-                )
+                what = f"redis-server at {server.url} ended during its start (exit {server.process.returncode})"
+                raise _with_log(what, server.directory)
             try:
                 client.ping()
                 # Another server on the port has another pid; then ours fails to bind and ends, which is handled above.
@@ -340,23 +336,17 @@ def _wait_for_pong(server: Server) -> None:
                 if isinstance(error.__cause__, redis.BusyLoadingError):
                     deadline = time.monotonic() + START_TIMEOUT_S  # it is loading its file, which may take long
             time.sleep(0.02)
-    raise ServerError(
-        f"redis-server at {server.url} did not answer in {START_TIMEOUT_S:.0f} s; its log ends:\n"
-        f"{_log_tail(server.directory)}"
-    )
-
-
-def _num_logged(directory: Path) -> int:
-    log = _log(directory)
-    return log.stat().st_size if log.exists() else 0
+    raise _with_log(f"redis-server at {server.url} did not answer in {START_TIMEOUT_S:.0f} s", server.directory)
 
 
 def _log(directory: Path) -> Path:
     return directory / "redis.log"
 
 
-def _log_tail(directory: Path) -> str:
+def _with_log(what: str, directory: Path) -> ServerError:
+    """The error `what`, with the end of the server's log."""
     log = _log(directory)
     if not log.exists():
-        return f"(no log: redis-server could not write {log})"
-    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+        return ServerError(f"{what}; it could not write its log {log}: make it a file that this user can write")
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+    return ServerError(f"{what}; its log {log} ends:\n{tail}")

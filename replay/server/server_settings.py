@@ -41,7 +41,8 @@ def port_and_password(config: Path) -> tuple[int, str]:
     Raises ConfigError if it has none.
     """
     if config.exists():
-        settings = {name: value for name, _, value in (line.partition(" ") for line in config.read_text().splitlines())}
+        lines = config.read_text(errors="replace").splitlines()
+        settings = {name: value for name, _, value in (line.partition(" ") for line in lines)}
         port, password = settings.get("port", ""), settings.get("requirepass", "")
         if not (port.isdecimal() and password):
             raise ConfigError(

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from slipstream.common.process.config_error import ConfigError, require
+from slipstream.replay.fleet.roles import Role
 
 FLEET = r"[A-Za-z0-9]{1,32}"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -14,10 +15,11 @@ class FleetOption:
     fleet: str = ""  # a name of your choice for some hosts: they get a user of their own, which can be revoked alone
 
     def __post_init__(self) -> None:
+        roles = [role.value for role in Role]  # a fleet `learner` of run x would have the user of run x-actor's learner
         require(
-            not self.fleet or re.fullmatch(FLEET, self.fleet) is not None,
+            not self.fleet or (re.fullmatch(FLEET, self.fleet) is not None and self.fleet not in roles),
             "--fleet",
-            "1 to 32 letters and digits",
+            f"1 to 32 letters and digits, and none of {', '.join(roles)}",
             self.fleet,
             "choose another name",
         )

@@ -16,8 +16,7 @@ from slipstream.actors.engine.shadow_memory import (
 )
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.publisher.messages import ANCHOR_EVERY
-from slipstream.learner.publisher.shelf import num_slots
+from slipstream.learner.publisher.messages import ANCHOR_EVERY, num_slots
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.run.devices import Split
 

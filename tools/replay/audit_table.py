@@ -2,8 +2,9 @@
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.printable import printable
+from slipstream.replay.buffer.audit import audit_shards
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.replay.run.server_shards import audit_shards, read_shards
+from slipstream.replay.run.server_shards import read_shards
 from slipstream.tools.see.run_client import shards_of
 from slipstream.tools.terminal.table import print_table
 

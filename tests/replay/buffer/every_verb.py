@@ -15,7 +15,7 @@ from slipstream.replay.records.failures import read_failures, read_quarantined
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import InsertResult
-from tests.replay.records.attempts import fill, leased, make_buffer, partial_of, ticket, verdict_on
+from tests.replay.records.attempts import leased, make_buffer, partial_of, ticket, verdict_on
 
 FACTS = RunFacts(
     config_yaml="", model_path="/models/tiny", model_files=[], own_modules={}, vocab_size=100, tokenizer_root="root"
@@ -89,7 +89,7 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
 
     assert books.open([ticket(group_id, is_judged=group_id == 0) for group_id in range(4)]) == 4
     for _ in range(2):
-        fill(buffer, leased(buffer), run_id)
+        buffer.insert(leased(buffer))
     for _ in range(2):
         judging = judge.lease("j")
         assert judging is not None and judge.renew("j", [judging]) == {0}

@@ -74,21 +74,6 @@ def test_failed_attempts_are_redone_until_they_run_out_and_say_why(buffer: Views
     assert (ledger.redone_members, buffer.audit()) == (2, [])
 
 
-def test_the_next_lease_goes_on_from_what_a_preempted_actor_handed_in(buffer: Views) -> None:
-    leaving = buffer.begin(ticket(0))
-    partial = buffer.partial(leaving, 1)
-    results = [buffer.actor.hand_in(leaving, partial) for _ in range(2)]
-    assert results == [InsertResult.STORED, InsertResult.DUPLICATE]
-    buffer.actor.release(leaving)
-    heir = leased(buffer, "heir")
-    assert (heir.missing, heir.partials) == ({0: 0, 1: 0}, {1: partial})
-    assert buffer.actor.hand_in(leaving, buffer.partial(leaving, 0)) is InsertResult.FENCED
-    buffer.insert(heir)
-    ledger = buffer.ledger
-    assert (ledger.partials_handed_in, ledger.partials_resumed, ledger.partials_held) == (1, 1, 0)
-    assert (ledger.partials_discarded, buffer.names("partial"), buffer.audit()) == ({}, [], [])
-
-
 def test_a_newer_partial_takes_the_place_of_an_older(buffer: Views) -> None:
     buffer.learner.open([ticket(0)])
     for num_sampled in (2, 5):

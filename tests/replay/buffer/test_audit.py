@@ -12,13 +12,10 @@ from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 @pytest.fixture
 def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     """Group 0 is ready, group 1 is leased with one of two members stored, group 2 is queued."""
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0), ticket(1), ticket(2)])
+    buffer = make_buffer(redis_client, run_id).start(ticket(0), ticket(1), ticket(2))
     for members in ((0, 1), (0,)):
         lease = leased(buffer)
-        for member in members:
-            buffer.actor.insert(lease, buffer.attempt(lease, member))
+        buffer.insert(lease, *members)
     assert buffer.audit() == []
     return buffer
 

@@ -54,43 +54,6 @@ def test_every_episode_is_booked_with_what_it_earned_once_whatever_becomes_of_it
     assert ledger.returns == pytest.approx({"shop": 2.1, "grid": 0.5}, rel=1e-15)
 
 
-def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffer: Views) -> None:
-    buffer.play(0)
-    lease = buffer.begin(ticket(1), ticket(2))
-    buffer.actor.hand_in(lease, buffer.partial(lease, 0))
-    someone = make_buffer(buffer.client, buffer.run_id)  # holds no epoch, and needs none
-    assert [someone.people.quarantine(group_id, "looks odd") for group_id in (2, 1, 0, 77)] == [True, True, True, False]
-    assert someone.people.quarantine(2, "looks odd again")
-    assert buffer.actor.insert(lease, buffer.attempt(lease, 0)) is InsertResult.FENCED
-    assert buffer.actor.heartbeat("a", [lease]) == set()
-    assert [(odd.group_id, odd.member, odd.actor, odd.reason) for odd in someone.quarantined()] == [
-        (group_id, None, None, "looks odd") for group_id in (0, 1, 2)
-    ]
-    ledger = buffer.ledger
-    assert (ledger.quarantined, ledger.held_trajectories, ledger.partials_held) == (3, 2, 1)
-    assert buffer.audit() == []
-
-
-def test_a_requeued_group_begins_anew_and_its_holder_is_fenced(buffer: Views) -> None:
-    buffer.play(0, 1)
-    buffer.people.quarantine(1, "looks odd")
-    lease = buffer.begin(ticket(2), ticket(3))
-    assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
-    buffer.insert(lease, 1)
-    assert buffer.people.requeue([0, 1, 2, 3, 77]) == 3  # 3 is queued as it is
-    assert buffer.names("blob") == []
-    assert buffer.actor.insert(lease, buffer.attempt(lease, 0)) is InsertResult.FENCED
-    ledger = buffer.ledger
-    assert (ledger.queued, ledger.held_trajectories, ledger.dropped_trajectories) == (4, 0, {"requeued": 5})
-    again = [leased(buffer) for _ in range(3)]
-    assert [(lease.ticket.group_id, lease.missing) for lease in again] == [(i, {0: 0, 1: 0}) for i in range(3)]
-    assert buffer.actor.fail(again[2], 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
-    buffer.insert(again[0])
-    assert buffer.claim() == [0]
-    assert buffer.people.requeue([0]) == 0  # it may be in the model already
-    assert buffer.audit() == []
-
-
 @pytest.mark.parametrize("reward", [-MAX_REWARD, 1e-9, MAX_REWARD])
 def test_returns_of_any_size_are_booked(buffer: Views, reward: float) -> None:
     lease = buffer.begin(ticket(0))
@@ -128,9 +91,7 @@ def test_scripts_survive_a_server_that_forgot_them(buffer: Views) -> None:
 
 def test_a_full_server_makes_inserts_wait_and_still_drains(tmp_path: Path, run_id: str) -> None:
     with start_server(tmp_path) as server, connect(server.admin_url) as client:
-        buffer = make_buffer(client, run_id)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(0), ticket(1), ticket(2)])
+        buffer = make_buffer(client, run_id).start(ticket(0), ticket(1), ticket(2))
         big = 60_000
         first, second = leased(buffer), leased(buffer)
         for member in (0, 1):

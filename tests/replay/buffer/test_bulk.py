@@ -136,9 +136,7 @@ def test_requests_that_stop_midway_leave_nothing_behind_for_the_next(bulk_path: 
 
 
 def begun(buffer: Views, num_members: int) -> Lease:
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=num_members)])
-    return leased(buffer)
+    return leased(buffer.start(ticket(0, num_members=num_members)))
 
 
 def test_a_cut_connection_costs_and_repeats_nothing(redis_url: str, redis_client: redis.Redis, run_id: str) -> None:

@@ -85,9 +85,7 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
     with connect(server.secret_url) as client, Proxy(server.port) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=4.0)
         know_the_scripts(client)
-        buffer = views_of(cast, client)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(0, num_members=2)])
+        buffer = views_of(cast, client).start(ticket(0, num_members=2))
         proxy.judge = judge
         victim = cast.stand_in("actor-victim")
         victim.start()
@@ -122,9 +120,7 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
 
 def know_the_scripts(client: redis.Redis) -> None:
     """Insert once in a run of no interest, so that a commit is one request from then on."""
-    buffer = make_buffer(client, "no interest")
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0)])
+    buffer = make_buffer(client, "no interest").start(ticket(0))
     lease = await_lease(buffer)
     assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id="no interest")) is InsertResult.STORED
 

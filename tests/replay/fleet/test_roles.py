@@ -15,6 +15,7 @@ from redis.exceptions import NoPermissionError
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.replay.buffer import actor_buffer, learner_buffer, people_buffer
+from slipstream.replay.buffer.audit import audit_shards
 from slipstream.replay.buffer.repertoire import FILES, Repertoire
 from slipstream.replay.buffer.verbs import ACTORS, LEARNERS, PEOPLES
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -23,7 +24,6 @@ from slipstream.replay.fleet.roles import _ACTORS_COMMANDS, Role, acl_rules, use
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ticket import InsertResult
-from slipstream.replay.run.server_shards import audit_shards
 from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.cli.cli import main
@@ -72,11 +72,10 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redi
     repertoire = Repertoire(learner)
     play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
     repertoire.close()
-    books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1)
-    books.acquire_epoch()
-    books.open([ticket(1)])
+    books, played = make_buffer(learner, RUN, shard=1), make_buffer(enter(Role.ACTOR), RUN, shard=1)
+    books.start(ticket(1))
     played.insert(leased(played))
-    assert len(books.claim(1, 1, policy_version=0, max_lag=0)) == 1
+    assert books.claim() == [1]
     assert audit_shards([enter(Role.VIEWER)] * 2, RUN) == []
 
 
@@ -128,9 +127,7 @@ def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
         repertoire = Repertoire(enter(Role.LEARNER))
         user = user_of(RUN, Role.ACTOR, fleet="spot1")
         mine = connect(f"redis://{user}:{password}@127.0.0.1:{server.port}/0", patience_s=1.0)
-        books = make_buffer(enter(Role.LEARNER), RUN).learner
-        books.acquire_epoch()
-        books.open([ticket(1), ticket(2)])
+        make_buffer(enter(Role.LEARNER), RUN).start(ticket(1), ticket(2))
         played = make_buffer(mine, RUN)
         played.insert(leased(played))
         with pytest.raises(NoPermissionError):
@@ -151,8 +148,7 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
     others = make_buffer(enter(Role.ACTOR, OTHER), OTHER)
     repertoires = [Repertoire(books.client) for books in runs.values()]
     for run_id, books in runs.items():
-        books.learner.acquire_epoch()
-        books.learner.open([ticket(1), ticket(2)])
+        books.start(ticket(1), ticket(2))
         played = make_buffer(enter(Role.ACTOR, run_id), run_id)
         played.insert(leased(played))
     lease = leased(others, "b")
@@ -171,7 +167,7 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
         attempt = attempt_at(lease, 0, run_id=OTHER)
         assert others.actor.insert(lease, attempt) is InsertResult.FULL
         assert others.actor.heartbeat("b", [lease]) == {2}
-        assert len(runs[OTHER].learner.claim(1, 1, policy_version=0, max_lag=0)) == 1
+        assert len(runs[OTHER].claim()) == 1
         runs[OTHER].learner.settle(1)
         assert runs[OTHER].audit() == []
 
@@ -346,9 +342,8 @@ def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
     caplog.set_level(logging.INFO)
     learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
     first = Repertoire(learner)
-    books, played = make_buffer(learner, RUN).learner, make_buffer(actor, RUN).actor
-    books.acquire_epoch()
-    books.open([ticket(0)])
+    make_buffer(learner, RUN).start(ticket(0))
+    played = make_buffer(actor, RUN).actor
     first.close()  # the learner is away as well
     start_without_scripts(server)
     leasing = Call(lambda: played.lease("a"))

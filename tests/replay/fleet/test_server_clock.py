@@ -82,9 +82,7 @@ def jump(client: redis.Redis, clock: Clock, difference_s: int) -> None:
 def test_the_group_of_an_actor_that_died_is_given_to_the_next(
     difference_s: int, client: redis.Redis, clock: Clock, run_id: str
 ) -> None:
-    buffer = make_buffer(client, run_id, lease_ttl_s=LEASE_TTL_S)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0)])
+    buffer = make_buffer(client, run_id, lease_ttl_s=LEASE_TTL_S).start(ticket(0))
     died = buffer.actor.lease("dead")
     jump(client, clock, difference_s)
     wait_until(lambda: buffer.actor.lease("heir") is not None, "the dead actor's lease ends")

@@ -103,6 +103,16 @@ def test_a_learner_that_may_use_acl_revokes_and_one_that_may_not_goes_on(
     wait_until(lambda: not any(thread.name == "revoke-expired" for thread in threading.enumerate()))
 
 
+def test_a_fleet_of_one_run_has_no_user_of_another_run() -> None:
+    assert user_of("demo", Role.ACTOR, fleet="learner") == user_of("demo-actor", Role.LEARNER)  # so it is refused
+    with pytest.raises(ConfigError, match="--fleet"):
+        UsersOptions(fleet="learner")
+    runs, fleets = ("demo", "demo-actor", "demo-actor-spot1"), ("", "spot1", "Learner")
+    users = [user_of(run_id, Role.ACTOR, fleet=UsersOptions(fleet=fleet).fleet) for run_id in runs for fleet in fleets]
+    users += [user_of(run_id, role) for run_id in runs for role in Role if role is not Role.ACTOR]
+    assert len(users) == len(set(users))
+
+
 def test_every_node_of_a_cluster_revokes(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
         name = user_of(RUN, Role.ACTOR, fleet="spot")
@@ -155,6 +165,7 @@ def test_enforcing_without_the_right_is_refused(
         ({"expires": "24h", "fleet": "a", "revoke": True}, "leave out --revoke"),
         ({"enforce": True, "fleet": "a"}, "give no other option"),
         ({"enforce": True, "revoke": True}, "give no other option"),
+        ({"fleet": "viewer"}, "--fleet.*none of learner, actor, viewer"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, object], message: str) -> None:

@@ -1,6 +1,6 @@
 """Small valid tickets and trajectories for the tests of replay."""
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import redis
@@ -60,9 +60,15 @@ class Views:
     def ledger(self) -> Ledger:
         return self.learner.ledger()
 
+    def start(self, *tickets: Ticket) -> Self:
+        """Become the run's learner, and open these groups."""
+        self.learner.acquire_epoch()
+        self.learner.open(tickets)
+        return self
+
     def begin(self, *tickets: Ticket, actor: str = "a") -> Lease:
         """Open these groups, and lease the first that is queued."""
-        self.learner.open(list(tickets))
+        self.learner.open(tickets)
         return leased(self, actor)
 
     def attempt(self, lease: Lease, member: int, **named: Any) -> Trajectory:
@@ -231,10 +237,6 @@ def leased(buffer: Views, actor: str = "a") -> Lease:
     lease = buffer.actor.lease(actor)
     assert lease is not None
     return lease
-
-
-def fill(buffer: Views, lease: Lease, run_id: str) -> None:
-    buffer.insert(lease)
 
 
 def ids(groups: list[Group]) -> list[int]:

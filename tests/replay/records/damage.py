@@ -75,8 +75,7 @@ class Scene:
 
 
 def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder: Path) -> Scene:
-    fleet, bulletin, buffer = Fleet(client, run_id), Bulletin(client, run_id), make_buffer(client, run_id)
-    buffer.learner.acquire_epoch()
+    fleet, bulletin, buffer = Fleet(client, run_id), Bulletin(client, run_id), make_buffer(client, run_id).start()
     fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.TRAINING)
     fleet.report_step(made_step(3, episodes=100, success=0.5) | REST)
@@ -222,8 +221,7 @@ def a_learner_steps(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) ->
     try:
         step(scene, learner, shutdown)
     except (FencedOut, RunForgotten):
-        learner = make_buffer(scene.client, scene.run_id).learner
-        learner.acquire_epoch()
+        learner = make_buffer(scene.client, scene.run_id).start().learner
         step(scene, learner, shutdown)
     return learner
 

@@ -55,8 +55,7 @@ def test_everyone_goes_on_after_any_damage_to_a_key(pattern: str, scene: Scene, 
     assert kinds
     for name, what, damage in chance.sample(kinds, min(NUM_DAMAGES, len(kinds))):
         scene.restore()
-        learner = make_buffer(scene.client, scene.run_id).learner
-        learner.acquire_epoch()
+        learner = make_buffer(scene.client, scene.run_id).start().learner
         for command in damage:
             scene.client.execute_command(*command)  # type: ignore[no-untyped-call]
         try:
@@ -72,8 +71,7 @@ def test_nothing_that_an_actor_or_a_judge_says_stops_anybody_else(scene: Scene, 
     assert {verb for _, verb, _, _ in told} == {*ACTORS, *JUDGES}
     for what, verb, keys, arguments in random.Random(4).sample(told, min(len(told), 12 * NUM_DAMAGES)):
         scene.restore()
-        learner = make_buffer(scene.client, scene.run_id).learner
-        learner.acquire_epoch()
+        learner = make_buffer(scene.client, scene.run_id).start().learner
         if verb in ("insert", "hand_in"):
             scene.client.set(keys[1], b"payload", ex=60)
         script = scripts.load(scene.client, "prelude", "begin", verb)

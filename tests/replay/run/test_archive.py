@@ -8,21 +8,17 @@ import pytest
 
 from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
 from slipstream.common.records import frame_file
-from slipstream.common.records.trajectory import InvalidTrajectory
+from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
 
 MEMBERS = [msgspec.structs.replace(WHOLE, member=member) for member in range(3)]
 
 
-def test_what_is_written_is_read_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("members", [MEMBERS, []], ids=["three", "none"])
+def test_what_is_written_is_read_in_order(tmp_path: Path, members: list[Trajectory]) -> None:
     path = tmp_path / "episodes.bin"
-    frame_file.write(path, MEMBERS)
-    assert list(frame_file.read(path, vocab_size=VOCAB_SIZE)) == MEMBERS
-
-
-def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
-    frame_file.write(tmp_path / "episodes.bin", [])
-    assert list(frame_file.read(tmp_path / "episodes.bin", vocab_size=VOCAB_SIZE)) == []
+    frame_file.write(path, members)
+    assert list(frame_file.read(path, vocab_size=VOCAB_SIZE)) == members
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ class Scene:
     def __init__(self, client: redis.Redis, run_id: str) -> None:
         self.client = client
         self.run_id = run_id
-        self.buffer: Views = make_buffer(client, run_id)
-        self.buffer.learner.acquire_epoch()
+        self.buffer: Views = make_buffer(client, run_id).start()
         self.fleet = Fleet(client, run_id)
         self.fleet.describe_run(FACTS)
         self.fleet.set_run_state(RunState.TRAINING)
@@ -216,8 +215,7 @@ def test_an_actor_that_died_in_the_first_evaluation_is_a_fault_with_its_log(scen
 
 def test_an_environment_that_fails_in_the_first_evaluation_is_a_fault(scene: Scene) -> None:
     scene.fleet.set_run_state(RunState.STARTING)
-    scene.buffer = make_buffer(scene.client, scene.run_id, stream="eval")
-    scene.buffer.learner.acquire_epoch()
+    scene.buffer = make_buffer(scene.client, scene.run_id, stream="eval").start()
     assert scene.diagnosis().cause == "the learner starts"
     break_the_environment(scene)
     found = scene.diagnosis()

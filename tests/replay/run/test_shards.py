@@ -23,10 +23,11 @@ from slipstream.common.process.shutdown import Shutdown
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
+from slipstream.replay.buffer.audit import audit_shards
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import epoch_key, key, shard_name
-from slipstream.replay.run.server_shards import Shards, audit_shards, read_shards
+from slipstream.replay.run.server_shards import Shards, read_shards
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.replay.audit_table import audit
 from tests.actors.group.test_group import Actor
@@ -192,9 +193,7 @@ def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradicti
 
 def test_a_still_server_costs_no_lease_on_another(servers: list[Server], run_id: str, shutdown: Shutdown) -> None:
     with connect(servers[0].secret_url) as healthy, connect(servers[1].secret_url) as still:
-        buffers = {"train": make_buffer(healthy, run_id), "train#1": make_buffer(still, run_id)}
-        buffers["train"].learner.acquire_epoch()
-        buffers["train"].learner.open([ticket(0)])
+        buffers = {"train": make_buffer(healthy, run_id).start(ticket(0)), "train#1": make_buffer(still, run_id)}
         fleet = Fleet(healthy, run_id)
         fleet.set_run_state(RunState.TRAINING)
         actor = Actor("actor", run_id)

@@ -76,12 +76,10 @@ def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_nex
 
 def play_some(buffer: Views, run_id: str, *, first_group_id: int) -> None:
     """Three groups: trained, ready, leased."""
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(group_id) for group_id in range(first_group_id, first_group_id + 3)])
+    buffer.start(*(ticket(group_id) for group_id in range(first_group_id, first_group_id + 3)))
     for num_members in (2, 2, 1):
         lease = await_lease(buffer)
-        for member in list(lease.missing)[:num_members]:
-            buffer.actor.insert(lease, buffer.attempt(lease, member))
+        buffer.insert(lease, *list(lease.missing)[:num_members])
         if num_members == 2 and buffer.ledger.trained < 1:
             buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
             buffer.learner.settle(1)

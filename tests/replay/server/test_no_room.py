@@ -111,9 +111,7 @@ def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
     tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server_that_survives_a_full_disk(tmp_path, monkeypatch) as server, connect(server.secret_url) as client:
-        buffer = make_buffer(client, run_id)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(500)])
+        buffer = make_buffer(client, run_id).start(*(ticket(group_id, num_members=1) for group_id in range(500)))
         limit = aof_of(server.directory).stat().st_size + 200_000
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         num_stored = 0

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.server import redis_server as server_module
 from slipstream.replay.server.redis_server import (
+    Server,
     ServerError,
     find_executable,
     password_of,
@@ -40,12 +42,6 @@ connect(server.secret_url).set("kept", "yes")
 print(server.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def test_an_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=5.0.14 sha=00000000:0 malloc=jemalloc bits=64'")
-    assert version_of(str(old)) == Version(5, 0, 14)
-    assert find_executable() != str(old)
 
 
 def test_the_bundled_server_lacks_no_fix_that_is_known() -> None:
@@ -169,11 +165,14 @@ def test_a_private_server_can_be_reached_by_its_socket_alone_which_only_its_user
         assert client.get("kept") == b"yes"
 
 
-@pytest.mark.parametrize("name", ["a space, ümlaut #1 %41", "long" * 40])
-def test_a_private_server_may_have_any_directory(name: str, tmp_path: Path) -> None:
-    with start_private_server(tmp_path / name) as server, connect(server.secret_url) as client:
+@pytest.mark.parametrize("start", [start_server, start_private_server])
+@pytest.mark.parametrize("name", ["a space, ümlaut #1 %41", "long" * 40, 'a"quote, a\\backslash'])
+def test_a_directory_may_have_any_name(name: str, start: Callable[[Path], Server], tmp_path: Path) -> None:
+    directory = tmp_path / name
+    with start(directory) as server, connect(server.secret_url) as client:
         client.set("kept", "yes")
-        assert isinstance(server.address, Path) and len(os.fsencode(server.address)) <= 107
+        assert isinstance(server.address, int) or len(os.fsencode(server.address)) <= 107
+    assert aof_of(directory).exists() and log_of(directory)
 
 
 def test_a_client_without_a_password_that_takes_no_replies_is_cut_off(tmp_path: Path) -> None:
@@ -205,11 +204,24 @@ def put_on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str, *
     return program
 
 
-def test_a_program_that_is_no_redis_server_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"#!/bin/sh\necho hello\n", r"is neither Redis nor Valkey: --version printed 'hello\\n'"),
+        (b"#!/bin/sh\nprintf '\\377'\n", "is neither Redis nor Valkey"),
+        (b"\x7fELF of another machine", "does not run: .*Exec format error: .*; remove it from the PATH"),
+        (b"#!/bin/sh\nsleep 60\n", "does not run: .*timed out after 0.2 seconds; remove it from the PATH"),
+    ],
+    ids=["words", "bytes", "another machine's", "one that hangs"],
+)
+def test_a_program_that_is_no_redis_server_is_named(
+    content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.replay.server.redis_version.VERSION_TIMEOUT_S", 0.2 if b"sleep" in content else 20)
     other = tmp_path / "redis-server"
-    other.write_text("#!/bin/sh\necho hello\n")
+    other.write_bytes(content)
     other.chmod(0o755)
-    with pytest.raises(NoRedis, match=r"redis-server is neither Redis nor Valkey: --version printed 'hello\\n'"):
+    with pytest.raises(NoRedis, match=f"redis-server {said}"):
         version_of(str(other))
 
 
@@ -248,20 +260,15 @@ def test_a_directory_that_was_copied_is_served_where_it_is(tmp_path: Path) -> No
     assert "Address already in use" not in (old / "redis.log").read_text()
 
 
-@pytest.mark.parametrize("content", ["", "garbage", "port 6379\n", "port x\nrequirepass y\n", "requirepass y\nport "])
-def test_settings_that_lack_the_port_or_the_password_are_named(content: str, tmp_path: Path) -> None:
-    (tmp_path / "redis.conf").write_text(content)
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", b"\xff", b"port 6379\n", b"port x\nrequirepass y\n", b"requirepass y\nport "]
+)
+def test_settings_that_lack_the_port_or_the_password_are_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "redis.conf").write_bytes(content)
     with pytest.raises(ConfigError, match=r"redis\.conf must have the lines .*or remove it: the next start"):
         password_of(tmp_path, "redis://127.0.0.1:1/0")
     with pytest.raises(ConfigError, match=r"redis\.conf must have the lines .*or remove it: the next start"):
         start_server(tmp_path)
-
-
-def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
-    directory = tmp_path / 'a"quote, a\\backslash, a space, ümlaut #1'
-    with start_server(directory) as server, connect(server.secret_url) as client:
-        client.set("kept", "yes")
-    assert aof_of(directory).exists() and log_of(directory)
 
 
 def test_data_that_an_older_server_passes_over_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +304,16 @@ def test_a_port_in_use_is_named_with_the_servers_own_words(tmp_path: Path) -> No
             start_server(tmp_path)
     with start_server(tmp_path) as server:
         assert server.port == port
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    start_server(tmp_path).stop()
+    (tmp_path / "redis.log").unlink()
+    (tmp_path / "redis.log").symlink_to(tmp_path / "nowhere" / "redis.log")
+    with pytest.raises(
+        ServerError, match=r"ended during its start \(exit 1\); it could not write its log .*redis\.log"
+    ):
+        start_server(tmp_path)
 
 
 def test_a_file_that_cannot_be_read_back_is_named_with_the_servers_own_words(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_where_there_are_users_by_role_the_host_gets_an_actors(capsys: pytest.Ca
     [
         ([], "`redis.url` is empty; give the URL at which the new host reaches"),
         (["redis.url=unix:///tmp/redis.sock"], "is a socket file, which other hosts cannot reach; start the learner"),
-        ([OTHERS, "--fleet=a b"], "`--fleet` must be 1 to 32 letters and digits, got 'a b'"),
+        ([OTHERS, "--fleet=a b"], "`--fleet` must be 1 to 32 letters and digits, and none of learner, actor, viewer"),
     ],
 )
 def test_what_no_host_can_use_is_refused(capsys: pytest.CaptureFixture[str], settings: list[str], said: str) -> None:
