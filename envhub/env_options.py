@@ -1,7 +1,9 @@
 """Checks the values that a user configured under `env.options`."""
 
 import difflib
+import math
 import os
+import urllib.parse
 from collections.abc import Collection, Mapping
 
 
@@ -24,6 +26,30 @@ def check_range(name: str, value: object, low: int, high: int) -> None:
     """Raise ValueError unless `value` is a whole number from `low` to `high`."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"`env.options.{name}` must be a whole number from {low} to {high}, got {value!r}; change it")
+
+
+def is_server_url(url: object) -> bool:
+    """Whether `url` is of HTTP, with a host, and with a port that can be one."""
+    try:
+        parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
+        _ = parts.port  # raises ValueError for letters
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def check_url(url: str, server: str) -> None:
+    """Raise ValueError unless `url` is a server's; `server` says of which."""
+    if not is_server_url(url):
+        raise ValueError(f"`env.options.url` must be http://HOST:PORT of {server}, got {url!r}; correct it")
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite number: not true, and no whole number that is beyond any float."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def read_secrets(secrets: Mapping[str, str] | None) -> dict[str, str]:

@@ -41,6 +41,7 @@ from slipstream.envhub.agent.response import MODEL, Answer, Answers, error_body
 from slipstream.envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
 from slipstream.envhub.driving import Generate, Request, Terms
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.together import together
 
 MAX_BODY_BYTES = 1 << 20  # without the conversation
 MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average
@@ -183,26 +184,16 @@ class Endpoint:
         self.limit = None
         self._num_running += num_answers
         try:
-            async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
-                sampling = [
-                    group.create_task(self._answer(asked, with_logprobs=with_logprobs)) for _ in range(num_answers)
-                ]
+            return await together(self._answer(asked, with_logprobs=with_logprobs) for _ in range(num_answers))
         except asyncio.CancelledError:
             self._num_given_up += 1
             raise
         finally:
             self._num_running -= num_answers
             self._ended.set()
-        answers = []
-        for task in sampling:
-            answer = task.result()
-            if isinstance(answer, EnvError):
-                raise answer
-            answers.append(answer)
-        return answers
 
-    async def _answer(self, asked: Asked, *, with_logprobs: bool) -> Answer | EnvError:
-        """Sample one answer, divide it, and remember it."""
+    async def _answer(self, asked: Asked, *, with_logprobs: bool) -> Answer:
+        """Sample one answer, divide it, and remember it. Raises EnvError if the episode cannot continue."""
         body, prompt = asked.body, asked.prompt
         parsed: ParsedAnswer | None = None
 
@@ -215,12 +206,9 @@ class Endpoint:
             return not parsed.malformed and parsed.tool_calls == parsed.tool_calls[: body.max_calls]
 
         keep = partial(self._num_kept, body.stops) if body.stops else None
-        try:
-            reply = await self._generate(
-                Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read, is_recorded_later=True)
-            )
-        except EnvError as error:
-            return error
+        reply = await self._generate(
+            Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read, is_recorded_later=True)
+        )
         written = self._prompts.answer(reply.tokens)
         shown = _before(written, body.stops)
         found = parsed or ParsedAnswer(reasoning="", content=shown, tool_calls=[], malformed=False)

@@ -1,8 +1,7 @@
 """Decodes and checks what an agent sends: the bodies of OpenAI's `/v1/chat/completions` and `/v1/completions`.
 
 Four things can happen to a field. It is used. It changes nothing here. It is ignored with one warning, because the run
-decides about sampling. Or the request is refused, because the agent would rely on something that it does not get; so is
-one with a field that is unknown.
+decides about sampling. With any other field the request is refused: the agent would rely on what it does not get.
 """
 
 import json
@@ -35,33 +34,29 @@ OF_THE_RUN = name_list(
     reasoning_effort, reasoning, verbosity, chat_template_kwargs, thinking_token_budget
     """
 )
-# Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
+# Refused fields in which an agent may leave these values. In any field it may leave null.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "auto", "none"),
-    "functions": (None, []),
-    "function_call": (None, "auto", "none"),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "top_logprobs": (None, 0),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "best_of": (None, 1),
-    "web_search_options": (None,),
-    "moderation": (None,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
 }
-
-STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # The same of vLLM's own fields, which clients send as `extra_body`.
 OF_VLLM: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys((*STRUCTURED, "chat_template", "allowed_token_ids", "prompt_logprobs", "vllm_xargs"), (None,)),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "documents"), (None, [])),
-    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search"), (None, False)),
-    **dict.fromkeys(("continue_final_message", "add_special_tokens", "return_token_ids"), (None, False)),
-    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt", "include_reasoning"), (None, True)),
-    "min_tokens": (None, 0),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "documents"), ([],)),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("continue_final_message", "add_special_tokens", "return_token_ids"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt", "include_reasoning"), (True,)),
+    "min_tokens": (0,),
 }
-# What to do about a refused field, where it is not to leave it out.
+STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# What to do about a refused field.
+LEAVE_OUT = "leave it out, or set what it means for the whole run, in `sampling` or `model.template_arguments`"
 INSTEAD = {
     "tool_choice": "let the agent's framework send `auto`; docs/agents.md says how in smolagents and pydantic-ai",
     **dict.fromkeys(("response_format", *STRUCTURED), "let the prompt ask for the form, as answers are sampled freely"),
@@ -185,19 +180,14 @@ def decoded(
             msgspec.convert(request.tools or [], type=list[Tool])
     except MALFORMED as error:
         raise ValueError(f"malformed request: {error}") from error
-    for name, allowed in (OF_VLLM | dict(refused)).items():
-        if name in fields and fields[name] not in allowed:
-            instead = INSTEAD.get(name, "leave it out")
-            raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; {instead}")
+    neutral = OF_VLLM | dict(refused)
+    known = {*kind.__struct_fields__, *inert, *OF_THE_RUN} - neutral.keys()
+    for name in sorted(fields.keys() - known):
+        if fields[name] is not None and fields[name] not in neutral.get(name, ()):
+            instead = INSTEAD.get(name, LEAVE_OUT)
+            raise ValueError(f"{name[:100]}={_short(fields[name])} is not supported by this endpoint; {instead}")
     if isinstance(request, _Request) and len(request.stops) > MAX_STOPS:
         raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
-    known = {*kind.__struct_fields__, *refused, *OF_VLLM, *inert, *OF_THE_RUN}
-    unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
-    if unknown:
-        raise ValueError(
-            f"{unknown[0][:100]!r} is no field that this endpoint knows; leave it out, or set what it means for the "
-            "whole run, in `sampling` or `model.template_arguments`"
-        )
     _warn_of_ignored(fields, sampling=sampling)
     return request
 

@@ -16,21 +16,15 @@ from slipstream.envhub.agent.response import MODEL, Answer
 
 # Fields that change nothing of what is sampled.
 INERT = (*INERT_IN_ALL, "access_programs", "stream_options")
-# Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
+# Refused fields in which an agent may leave these values. In any field it may leave null.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "previous_response_id": (None,),
-    "conversation": (None,),
-    "background": (None, False),
-    "prompt": (None,),
-    "text": (None, {}, {"format": {"type": "text"}}),
-    "tool_choice": (None, "auto", "none"),
-    "truncation": (None, "disabled"),
-    "max_tool_calls": (None,),
-    "top_logprobs": (None, 0),
-    "include": (None, [], ["reasoning.encrypted_content"]),  # thoughts are sent whole
-    "context_management": (None, []),
-    "moderation": (None,),
-    "image": (None,),
+    "background": (False,),
+    "text": ({}, {"format": {"type": "text"}}),
+    "tool_choice": ("auto", "none"),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "include": ([], ["reasoning.encrypted_content"]),  # thoughts are sent whole
+    "context_management": ([],),
 }
 MESSAGE_PARTS = {"input_text", "output_text", "text"}
 

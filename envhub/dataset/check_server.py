@@ -5,7 +5,9 @@ and memory that the kernel enforces: a comparison that exceeds them ends without
 are signals, which work in a main thread only and stop no computation in C, so they are off.
 """
 
+import json
 import os
+import re
 import resource
 import socketserver
 import sys
@@ -14,11 +16,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from slipstream.envhub.dataset.json_reply import json_in
-
 CPU_S = 2  # of one comparison
 MEMORY_BYTES = 2 << 30  # of address space
 MAX_FORKS = 32  # at a time
+_BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 POLL_S = 0.2  # how often the server looks for ended forks, and whether its parent still lives
 
 
@@ -60,6 +61,15 @@ def schema(reply: str, answer: Any) -> float:
         return 0.0
     validator = validator_for(answer)(answer, registry=Registry())
     return float(validator.is_valid(value))
+
+
+def json_in(reply: str) -> Any:
+    """Return the value of the first block ```json ... ```, or of the whole reply. Raises ValueError without JSON."""
+    block = _BLOCK.search(reply)
+    try:
+        return json.loads(block[1] if block else reply)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 COMPARISONS = {"math": mathematics, "schema": schema}

@@ -22,8 +22,7 @@ from jsonschema.validators import validator_for
 
 from slipstream.common.rows.row_source import plain
 from slipstream.envhub.dataset.check_client import ask, compared
-from slipstream.envhub.dataset.check_server import marked
-from slipstream.envhub.dataset.json_reply import json_in
+from slipstream.envhub.dataset.check_server import json_in, marked
 from slipstream.envhub.dataset.tests_of_row import passed_share, tests_in
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.sandbox import require_sandbox
@@ -156,8 +155,8 @@ def same_json(reply: str, answer: Any) -> float:
     """
     try:
         wanted = json.loads(answer) if isinstance(answer, str) else answer
-    except ValueError as error:
-        raise ValueError(f"the answer {answer!r} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the answer {answer!r:.200} is not JSON: {error}") from None
     try:
         return float(_is_same(plain(json_in(reply)), plain(wanted)))
     except (ValueError, RecursionError):

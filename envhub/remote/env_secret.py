@@ -12,10 +12,11 @@ def read_secret(file: str, *, option: str, variable: str = SECRET_VARIABLE) -> s
     Raises ValueError if the file cannot be read or the secret cannot be sent in a header. No error message contains it.
     """
     try:
-        secret = Path(file).read_text().strip() if file else os.environ.get(variable, "").strip()
+        given = Path(file).read_text() if file else os.environ.get(variable, "")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"`{option}` {file} cannot be read: {error}; write the secret to that file") from None
-    if not (secret.isascii() and secret.isprintable()) or " " in secret or (file and not secret):
+    secret = given.strip()
+    if not (secret.isascii() and secret.isprintable()) or " " in secret or (not secret and (file or given)):
         where = f"`{option}` {file}" if file else variable
         raise ValueError(
             f"{where} must contain printable ASCII without spaces, got {len(secret)} characters; choose another secret"

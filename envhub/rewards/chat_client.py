@@ -128,11 +128,7 @@ class ChatClient:
 
         Raises EnvError if the deadline or the budget is over, or the server refuses the request for good.
         """
-
-        def reading(answered: Answered) -> Reading[T]:
-            return Reading(value=self._read(answered, read), policy_version=answered.policy_version)
-
-        return await self._within_deadline(body, reading)
+        return await self._within_deadline(body, lambda answered: self._reading(answered, read))
 
     async def answer(self, body: bytes) -> Answered:
         """Send `body`, and return the answer with the reasoning before it.
@@ -148,13 +144,13 @@ class ChatClient:
         async with self._room:  # also in waits between attempts: a server that has enough is asked less
             return await repeated(attempt, url=self.url, deadline_s=self.deadline_s)
 
-    def _read(self, answer: Answered, read: Callable[[str], T]) -> T:
-        # Of a number that is cut off the beginning is a number too, and another one.
+    def _reading(self, answer: Answered, read: Callable[[str], T]) -> Reading[T]:
+        # A number that is cut off would be read as another number.
         if answer.is_cut and not answer.text.rstrip().endswith("}"):
             why = f"its answer was cut off at `max_tokens` of `request`: {self._quoted(answer.text)}"
             raise Passing(why, is_malformed=True)
         try:
-            return read(_without_thought(answer.text))
+            return Reading(value=read(_without_thought(answer.text)), policy_version=answer.policy_version)
         except ValueError as error:
             raise Passing(self._quoted(str(error)), is_malformed=True) from None
 

@@ -1,12 +1,12 @@
 """Makes a chat client from the settings of a file, with checked values."""
 
 import inspect
-import math
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
 from slipstream.common.process.config_error import ConfigError, require
+from slipstream.envhub.env_options import is_number, is_server_url
 from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient
 
 _WHOLE = {"max_concurrent": 1, "max_requests": 0, "max_total_tokens": 0}  # settings, and the least of each
@@ -54,17 +54,11 @@ def check_whole(key: str, whole: Mapping[str, tuple[Any, int]]) -> None:
         require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
 
 
-def is_number(value: object) -> bool:
-    """Whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _check_url(key: str, url: object) -> None:
-    parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_server_url(url):
         raise ConfigError(
             f"`{key}.url` must be like http://host:8000/v1, got {url!r}; give the server's address, or `{ACTORS}` for "
             "the run's own policy"
         )
-    if parts.username or parts.password:
+    if "@" in urllib.parse.urlsplit(str(url)).netloc:
         raise ConfigError(f"`{key}.url` must have no user and password; name the key by key_env or key_file")

@@ -50,7 +50,9 @@ class Episode:
         return sum(turn.num_tokens for turn in self.turns)
 
 
-VERSION = "policy_version"  # recorded beside the mark of the run's own policy
+def version_name(judge: str) -> str:
+    """The name under which a mark of the run's own policy has its version beside it; `judge` is "" without a panel."""
+    return f"{judge}_policy_version" if judge else "policy_version"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

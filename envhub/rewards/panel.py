@@ -1,17 +1,18 @@
 """Several judges of the same episode or group: their marks become one, and how far they agree is recorded beside it."""
 
-import asyncio
 import itertools
 import statistics
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from slipstream.common.config.env_config import LABEL
 from slipstream.common.process.config_error import ConfigError
-from slipstream.envhub.rewards.episode import VERSION, Episode, Marked, Values
-from slipstream.envhub.rewards.judge import Judge
+from slipstream.envhub.rewards.chat_client import Reading
+from slipstream.envhub.rewards.episode import Episode, Marked
+from slipstream.envhub.rewards.judge import Judge, versions_of
 from slipstream.envhub.rewards.part import measure_of
+from slipstream.envhub.together import together
 
 MAX_JUDGES = 8
 
@@ -29,12 +30,14 @@ COMBINE: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def combined(marks: Mapping[str, float], combine: str) -> Marked:
-    """Return one mark of those of two judges or more, and their agreement: 1 - the mean difference of two of them."""
+def combined(marks: Mapping[str, float], combine: str, versions: Mapping[str, float]) -> Marked:
+    """Return one mark of those of two judges or more. Beside it are these, their `versions` and their agreement.
+
+    The agreement is 1 - the mean difference of two marks.
+    """
     differences = [abs(one - other) for one, other in itertools.combinations(marks.values(), 2)]
-    return Marked(
-        value=COMBINE[combine](list(marks.values())), beside={**marks, "agreement": 1 - statistics.fmean(differences)}
-    )
+    agreement = 1 - statistics.fmean(differences)
+    return Marked(value=COMBINE[combine](list(marks.values())), beside={**marks, "agreement": agreement, **versions})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,20 +47,12 @@ class Panel:
     judges: Mapping[str, Judge]
     combine: str  # one of COMBINE
 
-    async def __call__(self, episode: Episode) -> Values:
+    async def __call__(self, episode: Episode) -> Marked:
         """Return the mark of all judges. Raises EnvError if one of them gives none within its deadline."""
-        found = await together(judge(episode) for judge in self.judges.values())
-        marks = {
-            name: each.value if isinstance(each, Marked) else each
-            for name, each in zip(self.judges, found, strict=True)
-        }
-        versions = {
-            f"{name}_{VERSION}": each.beside[VERSION]
-            for name, each in zip(self.judges, found, strict=True)
-            if isinstance(each, Marked)
-        }
-        of_panel = combined(marks, self.combine)
-        return Marked(value=of_panel.value, beside={**of_panel.beside, **versions})
+        found: list[Reading[float]] = await together(judge.mark(episode) for judge in self.judges.values())
+        readings = dict(zip(self.judges, found, strict=True))
+        marks = {name: each.value for name, each in readings.items()}
+        return combined(marks, self.combine, versions_of(readings))
 
 
 def panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
@@ -79,13 +74,3 @@ def panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
         options = {str(option): value for option, value in settings.items()}
         made[str(name)] = cast(Judge, measure_of(f"{key}.judges.{name}", "judge", options))
     return Panel(judges=made, combine=combine)
-
-
-async def together(requests: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """The answers to all requests. Raises the error of the first that fails; the others then end."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(request) for request in requests]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -21,13 +21,14 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import is_own, loaded
 from slipstream.common.records.trajectory import MAX_REWARD, MAX_REWARDS
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.episode import VERSION, Episode, Marked, Values
+from slipstream.envhub.env_options import is_number
+from slipstream.envhub.rewards.episode import Episode, Marked, Values, version_name
 from slipstream.envhub.rewards.measures import MEASURES, Measure
 
 if TYPE_CHECKING:
     from slipstream.envhub.rewards.chat_client import OwnPolicy
     from slipstream.envhub.rewards.judge import Judge
-    from slipstream.envhub.rewards.reward_model_part import ServedRewardModel
+    from slipstream.envhub.rewards.reward_client import ServedRewardModel
     from slipstream.envhub.rewards.run_novelty import RunNovelty, Visits
     from slipstream.envhub.rewards.sibling_judge import GroupJudge
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 ASKING = {
     "judge": "slipstream.envhub.rewards.judge:judge",
     "panel": "slipstream.envhub.rewards.panel:panel",
-    "reward_model": "slipstream.envhub.rewards.reward_model_part:reward_model",
+    "reward_model": "slipstream.envhub.rewards.reward_client:reward_model",
     RUN_NOVELTY: "slipstream.envhub.rewards.run_novelty:RunNovelty",
 }
 COMPARISONS = ("listwise", "pairwise")
@@ -195,7 +196,7 @@ def _named_judges(part: Part) -> Mapping[str, Judge]:
 def _recorded_beside(part: Part) -> list[str]:
     """What a judge or a panel records beside its mark."""
     judges = _named_judges(part)
-    versions = [f"{name}_{VERSION}" if name else VERSION for name, each in judges.items() if each.is_own]
+    versions = [version_name(name) for name, each in judges.items() if each.is_own]
     return [*judges, "agreement", *versions] if len(judges) > 1 else versions
 
 
@@ -294,11 +295,11 @@ def measure_of(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
 
 
 def _number(key: str, settings: Mapping[str, Any], name: str, default: float) -> float:
-    value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ConfigError(f"`{key}.{name}` must be a number, got {value!r}; correct it")
-    if math.isinf(value) and value is not default:
-        raise ConfigError(f"`{key}.{name}` must be finite, got {value!r}; leave it out for the default")
+    if name not in settings:
+        return default
+    value = settings[name]
+    if not is_number(value):
+        raise ConfigError(f"`{key}.{name}` must be a finite number, got {value!r:.100}; leave it out for the default")
     return float(value)
 
 

@@ -1,13 +1,13 @@
-"""A client of `slipstream serve rewards`, which may be down, slow or replaced at any moment.
+"""A client of `slipstream serve rewards`, which may be down, slow or replaced at any moment; the part `reward_model`.
 
 What may pass is tried again until a deadline: lost connections, 429 and 5xx. A request waits at the server for its
 batch, so it has no shorter timeout of its own.
 """
 
 import math
-import urllib.parse
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import aiohttp
@@ -15,6 +15,7 @@ import msgspec
 
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.reward_protocol import (
+    CRITICS,
     MAX_REPLY_BYTES,
     OUTCOME,
     PROCESS,
@@ -25,8 +26,10 @@ from slipstream.common.records.reward_protocol import (
     ValuesRequest,
 )
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.env_options import is_number, is_server_url
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.rewards.attempts import Passing, repeated, requested
+from slipstream.envhub.rewards.episode import Episode, Values
 
 DEADLINE_S = 300.0
 MAX_QUOTED_CHARS = 300
@@ -45,8 +48,7 @@ class RewardClient:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an address that cannot be one."""
-        parts = urllib.parse.urlsplit(self.url if isinstance(self.url, str) else "")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        if not is_server_url(self.url) or "@" in self.url:
             raise ValueError(
                 f"the address must be like http://HOST:PORT of `slipstream serve rewards`, got {self.url!r}"
             )
@@ -100,3 +102,34 @@ class RewardClient:
             raise Passing(why, wait_s=reply.wait_s)
         hint = f"; set {SECRET_VARIABLE} to its key" if reply.status == 401 else ""
         raise EnvError(f"{self.url} refuses with {why}{hint}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedRewardModel:
+    """A reward model behind a URL."""
+
+    client: RewardClient
+
+    async def __call__(self, episode: Episode) -> Values:
+        """Return the score of a model of outcome; of the process, how much each turn changes the probability.
+
+        Raises EnvError if the server gives no values within the deadline, or serves a critic.
+        """
+        if episode.scored is None:
+            raise EnvError("a reward model reads tokens, and there are only texts")
+        reply = await self.client.values(episode.scored)
+        if reply.kind in CRITICS:
+            raise EnvError(
+                f"{self.client.url} serves a critic, whose values are no rewards; serve a model of `slipstream fit "
+                "reward` or `slipstream fit prm`"
+            )
+        if reply.kind != PROCESS:
+            return reply.values[0]
+        return [after - before for before, after in pairwise([0.0, *reply.values])]
+
+
+def reward_model(*, url: str, deadline_s: float = DEADLINE_S) -> ServedRewardModel:
+    """Make the part. Raises ValueError for an address, or a deadline, that cannot be one."""
+    if not is_number(deadline_s) or deadline_s <= 0:
+        raise ValueError(f"deadline_s must be above 0, got {deadline_s!r:.100}; leave it out for {DEADLINE_S:g}")
+    return ServedRewardModel(client=RewardClient(url=url, deadline_s=float(deadline_s)))

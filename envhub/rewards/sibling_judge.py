@@ -20,9 +20,10 @@ from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Reading
-from slipstream.envhub.rewards.episode import VERSION, Episode, Marked
-from slipstream.envhub.rewards.judge import Judge, columns_of, cut_in_the_middle
-from slipstream.envhub.rewards.panel import combined, together
+from slipstream.envhub.rewards.episode import Episode, Marked
+from slipstream.envhub.rewards.judge import Judge, columns_of, cut_in_the_middle, versions_of
+from slipstream.envhub.rewards.panel import combined
+from slipstream.envhub.together import together
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,16 +66,11 @@ class GroupJudge:
         Beside the marks of the run's own policy is its version.
         """
         found = await together(_compared(judge, self.compare, members) for judge in self.judges.values())
-        versions = {
-            f"{name}_{VERSION}" if name else VERSION: float(each.policy_version)
-            for name, each in zip(self.judges, found, strict=True)
-            if each.policy_version is not None
-        }
+        versions = versions_of(dict(zip(self.judges, found, strict=True)))
         members_marks = list(zip(*(each.value for each in found), strict=True))
         if len(self.judges) == 1:
             return [Marked(value=mark, beside=versions) for (mark,) in members_marks]
-        marked = [combined(dict(zip(self.judges, each, strict=True)), self.combine) for each in members_marks]
-        return [Marked(value=each.value, beside={**each.beside, **versions}) for each in marked]
+        return [combined(dict(zip(self.judges, each, strict=True)), self.combine, versions) for each in members_marks]
 
 
 async def _compared(judge: Judge, compare: str, members: Sequence[Shown]) -> Reading[list[float]]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import socket
-import sys
 from typing import Any
 
 import openai
@@ -32,8 +31,6 @@ print(1)
 """
 
 Messages = list[dict[str, Any]]
-
-
 LEFT_OPEN = list[socket.socket]()
 
 
@@ -47,16 +44,23 @@ async def said(client: openai.AsyncOpenAI, messages: Messages, **settings: Any) 
     return response.choices[0].message.content
 
 
-async def chats(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    messages = [{"role": "system", "content": "play"}, user(f"task {task['index']}")]
-    for turn in range(3):
+def opening(task: dict[str, Any]) -> Messages:
+    return [{"role": "system", "content": "play"}, user(f"task {task['index']}")]
+
+
+async def converses(client: openai.AsyncOpenAI, messages: Messages, *, num_turns: int = 3) -> float:
+    for turn in range(num_turns):
         await said(client, messages)
         messages.append(user(f"turn {turn}"))
     return 1.0
 
 
+async def chats(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
+    return await converses(client, opening(task))
+
+
 async def streams(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "system", "content": "play"}, user(f"task {task['index']}")]
+    messages = opening(task)
     for turn in range(3):
         text, usage = "", None
         options = {"include_usage": True}
@@ -72,7 +76,7 @@ async def streams(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str,
 
 
 def blocks(task: dict[str, Any], client: openai.OpenAI) -> float:
-    messages: Messages = [{"role": "system", "content": "play"}, user(f"task {task['index']}")]
+    messages = opening(task)
     for turn in range(3):
         response = client.chat.completions.create(model="gpt-4o", messages=messages)
         messages += [{"role": "assistant", "content": response.choices[0].message.content}, user(f"turn {turn}")]
@@ -96,13 +100,7 @@ async def rewrites(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 
 
 async def splits(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    async def works(name: str) -> None:
-        messages = [user(name)]
-        for turn in range(3):
-            await said(client, messages)
-            messages.append(user(f"turn {turn}"))
-
-    await asyncio.gather(works("left"), works("right"))
+    await asyncio.gather(converses(client, [user("left")]), converses(client, [user("right")]))
     return 1.0
 
 
@@ -176,24 +174,10 @@ async def fails_after_a_refusal_that_it_expected(task: dict[str, Any], client: o
     raise LookupError("a bug of the agent")
 
 
-async def gives_up_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    await said(client, [user("go")])
-    try:
-        async with asyncio.timeout(0.3):
-            await said(client, [user("slow")])
-    except TimeoutError:
-        return 0.5
-    return 1.0
-
-
 async def tries_again(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     """An agent whose SDK gives up after a while and tries again, as frameworks set it."""
     async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, timeout=0.4, max_retries=3) as mine:
-        messages = [user("go")]
-        for turn in range(2):
-            await said(mine, messages)
-            messages.append(user(f"turn {turn}"))
-    return 1.0
+        return await converses(mine, [user("go")], num_turns=2)
 
 
 async def never_waits(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
@@ -211,11 +195,7 @@ _numbers = itertools.count()
 
 
 async def never_repeats(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    messages = [user(f"at {next(_numbers)}")]
-    for turn in range(3):
-        await said(client, messages)
-        messages.append(user(f"turn {turn}"))
-    return 1.0
+    return await converses(client, [user(f"at {next(_numbers)}")])
 
 
 class Returns:
@@ -237,11 +217,6 @@ async def hangs(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     return 1.0
 
 
-async def exits(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    await said(client, [user("go")])
-    sys.exit(3)
-
-
 async def asks_nothing(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     return 1.0
 
@@ -250,21 +225,20 @@ async def raises(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     raise LookupError("a bug of the agent")
 
 
-returns_nan = Returns(float("nan")).play
 returns_infinity = Returns(float("inf")).play
 returns_text = Returns("1.0").play
 returns_nothing = Returns(None).play
 returns_an_empty_dict = Returns({}).play
 returns_a_list = Returns([1.0]).play
 cancels_itself = Returns(asyncio.CancelledError()).play
+exits = Returns(SystemExit(3)).play
 is_interrupted = Returns(KeyboardInterrupt()).play
 returns_true = Returns(True).play
 NUMBER = 4
 
 
 async def asks_once(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    await said(client, [{"role": "system", "content": "play"}, user(f"task {task['index']}")])
-    return 1.0
+    return await converses(client, opening(task), num_turns=1)
 
 
 def returns_a_coroutine(task: dict[str, Any], client: openai.OpenAI) -> Any:

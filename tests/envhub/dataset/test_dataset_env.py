@@ -43,6 +43,12 @@ def as_jsonl(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
+def on_rows(folder: Path, rows: list[Any], **options: Any) -> dict[str, Any]:
+    """The options of an environment that has these rows in both splits."""
+    path = as_jsonl(folder / "rows.jsonl", rows)
+    return {"train": path, "held_out": path, **options}
+
+
 @pytest.fixture
 def sums(tmp_path: Path) -> str:
     return as_jsonl(tmp_path / "sums.jsonl", SUMS)
@@ -50,6 +56,12 @@ def sums(tmp_path: Path) -> str:
 
 def answered(options: dict[str, Any], reply: str) -> list[Observation]:
     return acted("dataset", options, 0, [reply])
+
+
+def expert_of(options: dict[str, Any]) -> str:
+    env = make_env("dataset", options)
+    asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
+    return env.expert()
 
 
 def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) -> Trajectory:
@@ -81,7 +93,6 @@ def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str)
     [
         ("exact", "The  Eiffel tower.", "Eiffel Tower", 1),
         ("exact", "Eiffel", "Eiffel Tower", 0),
-        ("exact", "", "+", 0),
         ("exact", " + ", "+", 1),
         ("exact", "Kyiv", ["Kiev", "Kyiv"], 1),
         ("exact", "False", False, 1),
@@ -114,6 +125,7 @@ def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str)
         ("json", "[1, 2]", "[1, 2]", 1),
         ("json", "[" * 100_000, "[1]", 0),
         ("json", "no", "{", ValueError),
+        ("json", "no", "[" * 100_000, ValueError),
     ],
 )
 def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
@@ -171,21 +183,16 @@ def test_parquet_with_chat_prompts_and_nested_columns_is_read(tmp_path: Path) ->
 
 
 def test_the_expert_gives_the_answer_or_the_solution(tmp_path: Path) -> None:
-    def expert(**options: Any) -> str:
-        env = make_env("dataset", {"train": path, "held_out": path, **options})
-        asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
-        return env.expert()
-
-    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": [5, "five"], "worked": "2 + 3 = #5#"}])
-    assert expert() == "5"
-    assert expert(solution="worked", answer_pattern="#(.*)#") == "2 + 3 = #5#"
+    options = on_rows(tmp_path, [{"prompt": "2 + 3?", "answer": [5, "five"], "worked": "2 + 3 = #5#"}])
+    assert expert_of(options) == "5"
+    options["answer_pattern"] = "#(.*)#"
+    assert expert_of({**options, "solution": "worked"}) == "2 + 3 = #5#"
     with pytest.raises(NotImplementedError, match=r"name a column with whole replies by `env.options.solution`"):
-        expert(answer_pattern="#(.*)#")
+        expert_of(options)
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is_async: bool, is_chat: bool) -> None:
+def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is_chat: bool) -> None:
     """It gets what TRL passes: lists, columns by name, and a chat where the prompt is one."""
     seen: list[dict[str, Any]] = []
 
@@ -193,25 +200,21 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is
         seen.append({"prompts": prompts, "completions": completions, "answer": answer, **kwargs})
         return [0.5]
 
-    async def near_async(prompts: list[Any], completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
-        return near(prompts, completions, answer, **kwargs)
-
-    own.near = near_async if is_async else near
-    chat = [{"role": "user", "content": "2 + 3?"}]
-    rows = [{"prompt": chat if is_chat else "2 + 3?", "answer": 5, "kind": "sum"}]
-    path = as_jsonl(tmp_path / "rows.jsonl", rows)
-    options = {"train": path, "held_out": path, "check": "number", "system": "Add."}
+    own.near = near
+    prompt = [{"role": "user", "content": "2 + 3?"}] if is_chat else "2 + 3?"
+    rows = [{"prompt": prompt, "answer": 5, "kind": "sum"}]
+    options = on_rows(tmp_path, rows, check="number", system="Add.")
     tokenizer = merging_tokenizer(CHATML)
     end = episode_on(options, "5", rewards={"near": {"part": f"{OWN}:near", "weight": -0.2}})
     assert end.turns[-1].rewards == {"right": 1.0, "near": -0.1}
     assert (end.score, end.success, end.part_values) == (1.0, True, {"near": 0.5})
     assert seen == [
         {
-            "prompts": [chat if is_chat else "2 + 3?"],
+            "prompts": [prompt],
             "completions": [[{"role": "assistant", "content": "5"}] if is_chat else "5"],
             "completion_ids": [[*ids(tokenizer, "5"), tokenizer.eos_token_id]],
             "answer": [5],
-            "prompt": [rows[0]["prompt"]],
+            "prompt": [prompt],
             "kind": ["sum"],
         }
     ]
@@ -219,8 +222,7 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is
 
 def test_a_data_set_without_answers_has_the_score_of_a_part(own: Own, tmp_path: Path) -> None:
     own.length = lambda completions: [len(completions[0]) / 4]
-    path = as_jsonl(tmp_path / "rows.jsonl", [{"question": "Say something."}])
-    options = {"train": path, "held_out": path, "prompt": "question", "check": "none"}
+    options = on_rows(tmp_path, [{"question": "Say something."}], prompt="question", check="none")
     rewards = {"long": {"part": f"{OWN}:length", "success_from": 1}}
     end = episode_on(options, "four", rewards=rewards)
     assert (end.turns[-1].rewards, end.score, end.success) == ({"unchecked": 0.0, "long": 1.0}, 1.0, True)

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,11 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
 from tests.adapters.held import acted
-from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl
-from tests.envhub.dataset.test_dataset_env import own as own  # a fixture
+from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl, on_rows
 from tests.envhub.env_cases import Case
+from tests.envhub.rewards.own import Own, own
+
+__all__ = ["own"]  # a fixture
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -52,26 +53,23 @@ TRIP = {
     "answer": 12,
 }
 OPTIONS = {"conversation": "messages", "tools": "tools", "check": "number"}
+TOOLS = {"tool_function": "own_rewards:tools"}
 
 
 @pytest.fixture
-def trip(tmp_path: Path) -> str:
-    return as_jsonl(tmp_path / "trip.jsonl", [TRIP])
-
-
-def options_of(path: str, **options: Any) -> dict[str, Any]:
-    return {"train": path, "held_out": path, **OPTIONS, **options}
+def trip(tmp_path: Path) -> dict[str, Any]:
+    return on_rows(tmp_path, [TRIP], **OPTIONS)
 
 
 def said(observation: Observation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in observation.messages]
 
 
-def played(path: str, written: Callable[[str], str] = str) -> tuple[list[str], list[str]]:
+def played(options: dict[str, Any], written: Callable[[str], str] = str) -> tuple[list[str], list[str]]:
     """What the expert says at each turn, which is taken as `written` has it, and what follows."""
 
     async def play() -> tuple[list[str], list[str]]:
-        env, replies, answers = make_env("dataset", options_of(path)), list[str](), list[str]()
+        env, replies, answers = make_env("dataset", options), list[str](), list[str]()
         observation = await env.reset(Task(env="dataset", split="train", index=0))
         while not observation.done:
             replies.append(env.expert())
@@ -83,8 +81,8 @@ def played(path: str, written: Callable[[str], str] = str) -> tuple[list[str], l
     return asyncio.run(play())
 
 
-def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: str) -> None:
-    opening, first, second = acted("dataset", options_of(trip), 0, ["I guess so.", "It is 12."])
+def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: dict[str, Any]) -> None:
+    opening, first, second = acted("dataset", trip, 0, ["I guess so.", "It is 12."])
     assert [role for role, _ in said(opening)] == ["system", "user"]
     assert opening.messages[0].content.startswith("Be brief.\n\nThese tools can be called:\n")
     assert '"name": "weather"' in opening.messages[0].content
@@ -94,11 +92,9 @@ def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_score
     assert (second.rewards, second.score, second.success, second.terminated) == ({"right": 1.0}, 1.0, True, True)
 
 
-def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> None:
+def test_a_call_gets_its_recorded_result_however_it_is_written(trip: dict[str, Any]) -> None:
     kiel = '<tool_call>{"arguments": {"day": 1, "town": "Kiel"}, "name": "weather"}</tool_call>'
-    _, other, answer = acted(
-        "dataset", options_of(trip), 0, [f"I look. {kiel}", text_of("weather", town="Bern", day=1) + kiel]
-    )
+    _, other, answer = acted("dataset", trip, 0, [f"I look. {kiel}", text_of("weather", town="Bern", day=1) + kiel])
     assert said(other) == [("tool", "12 degrees")]
     assert said(answer) == [("tool", "21 degrees\n12 degrees")]
     assert not answer.terminated and answer.valid_action
@@ -114,18 +110,18 @@ def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> Non
         (text_of("weather") * 101, "101 calls in one reply, the limit is 100", False),
     ],
 )
-def test_a_call_without_a_result_changes_nothing(trip: str, reply: str, text: str, is_valid: bool) -> None:
-    _, refused, first = acted("dataset", options_of(trip), 0, [reply, "Yes."])
+def test_a_call_without_a_result_changes_nothing(trip: dict[str, Any], reply: str, text: str, is_valid: bool) -> None:
+    _, refused, first = acted("dataset", trip, 0, [reply, "Yes."])
     assert text in refused.messages[0].content
     assert (refused.valid_action, refused.terminated) == (is_valid, False)
     assert said(first) == [("user", "And how warm is it in Kiel?")]
 
 
-def test_a_call_nested_however_deep_fails_no_attempt(trip: str) -> None:
+def test_a_call_nested_however_deep_fails_no_attempt(trip: dict[str, Any]) -> None:
     """Python reads JSON of a depth at which other functions give up."""
     for depth in range(100, 1100, 20):
         arguments = f'{{"name": "weather", "arguments": {{"town": {depth * "["}{depth * "]"}}}}}'
-        _, answer = acted("dataset", options_of(trip), 0, [f"<tool_call>{arguments}</tool_call>"])
+        _, answer = acted("dataset", trip, 0, [f"<tool_call>{arguments}</tool_call>"])
         text = "no result of this call" if answer.valid_action else "a call must be JSON like"
         assert text in answer.messages[0].content
 
@@ -143,41 +139,39 @@ def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_t
     said = [("user", "How warm is it?"), ("assistant", replies[0]), ("tool", "12")]
     said += [("assistant", replies[1]), ("tool", "21"), ("assistant", replies[2])]
     messages = [{"role": role, "content": content} for role, content in said]
-    path = as_jsonl(tmp_path / "spaced.jsonl", [{"messages": messages, "answer": 12, "tools": [WEATHER]}])
-    experts, results = played(path, spaced)
+    rows = [{"messages": messages, "answer": 12, "tools": [WEATHER]}]
+    experts, results = played(on_rows(tmp_path, rows, **OPTIONS), spaced)
     assert [spaced(reply) for reply in experts] == [spaced(reply) for reply in replies], "the record continues"
     assert results[:2] == ["12", "21"]
 
 
-def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: str, own: types.ModuleType) -> None:
-    own.tools = lambda name, arguments, row: json.dumps([name, arguments])  # type: ignore[attr-defined]
+def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: dict[str, Any], own: Own) -> None:
+    own.tools = lambda name, arguments, row: json.dumps([name, arguments])
     reply = spaced(text_of("weather_of", on_day="  two  spaces ", town={"old_name": 1}))
-    _, result = acted("dataset", options_of(trip, tool_function="own_rewards:tools"), 0, [reply])
+    _, result = acted("dataset", trip | TOOLS, 0, [reply])
     assert json.loads(said(result)[0][1]) == ["weather_of", {"on_day": " two spaces ", "town": {"old_name": 1}}]
 
 
-def test_the_expert_repeats_what_was_recorded(trip: str) -> None:
+def test_the_expert_repeats_what_was_recorded(trip: dict[str, Any]) -> None:
     bern, kiel = (text_of("weather", town=town, day=1) for town in ("Bern", "Kiel"))
     assert played(trip)[0] == [bern, "Yes.", kiel, "It is 12 degrees."]
 
 
-def test_a_function_of_the_user_s_answers_calls(trip: str, own: types.ModuleType) -> None:
+def test_a_function_of_the_user_s_answers_calls(trip: dict[str, Any], own: Own) -> None:
     async def tools(name: str, arguments: dict[str, Any], row: dict[str, Any]) -> str:
         return f"{name} of {arguments['town']} for {row['answer']}"
 
-    own.tools = tools  # type: ignore[attr-defined]
-    _, result = acted(
-        "dataset", options_of(trip, tool_function="own_rewards:tools"), 0, [text_of("weather", town="Rome")]
-    )
+    own.tools = tools
+    _, result = acted("dataset", trip | TOOLS, 0, [text_of("weather", town="Rome")])
     assert said(result) == [("tool", "weather of Rome for 12")]
 
 
-def test_a_function_that_fails_fails_the_attempt(trip: str, own: types.ModuleType) -> None:
-    own.tools = lambda name, arguments, row: 7  # type: ignore[attr-defined]
+def test_a_function_that_fails_fails_the_attempt(trip: dict[str, Any], own: Own) -> None:
+    own.tools = lambda name, arguments, row: 7
     with pytest.raises(EnvError, match=r"tool_function` must return a text, got 7"):
-        acted("dataset", options_of(trip, tool_function="own_rewards:tools"), 0, [text_of("weather")])
+        acted("dataset", trip | TOOLS, 0, [text_of("weather")])
     with pytest.raises(ConfigError, match="no_such"):
-        make_env("dataset", options_of(trip, tool_function="own_rewards:no_such"))
+        make_env("dataset", trip | {"tool_function": "own_rewards:no_such"})
 
 
 def test_results_with_ids_belong_to_their_calls_in_any_order(tmp_path: Path) -> None:
@@ -189,10 +183,8 @@ def test_results_with_ids_belong_to_their_calls_in_any_order(tmp_path: Path) -> 
         {"role": "tool", "tool_call_id": "b", "content": "21 degrees"},
         {"role": "assistant", "content": "21"},
     ]
-    path = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [WEATHER], "answer": 21}])
-    _, bern, kiel = acted(
-        "dataset", options_of(path), 0, [text_of("weather", town="Bern"), text_of("weather", town="Kiel")]
-    )
+    options = on_rows(tmp_path, [{"messages": messages, "tools": [WEATHER], "answer": 21}], **OPTIONS)
+    _, bern, kiel = acted("dataset", options, 0, [text_of("weather", town=town) for town in ("Bern", "Kiel")])
     assert said(bern) + said(kiel) == [("tool", "21 degrees"), ("tool", "12 degrees")]
 
 
@@ -206,8 +198,9 @@ def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
         {"role": "tool", "content": "open"},
         {"role": "assistant", "content": "open"},
     ]
-    path = as_jsonl(tmp_path / "look.jsonl", [{"messages": messages, "answer": "open", "tools": [{"name": "look"}]}])
-    _, *looks, end = acted("dataset", options_of(path, check="exact"), 0, [*[text_of("look")] * 3, "open"])
+    rows = [{"messages": messages, "answer": "open", "tools": [{"name": "look"}]}]
+    options = on_rows(tmp_path, rows, **(OPTIONS | {"check": "exact"}))
+    _, *looks, end = acted("dataset", options, 0, [*[text_of("look")] * 3, "open"])
     assert [observation.messages[0].content for observation in looks] == ["closed", "open", "open"]
     assert end.success
 
@@ -253,11 +246,10 @@ def test_a_conversation_keeps_the_contract(check: Any, tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_conversation_is_refused_with_its_row(tmp_path: Path, messages: Any, why: str) -> None:
-    path = as_jsonl(tmp_path / "rows.jsonl", [TRIP, {**TRIP, "messages": messages}])
     with pytest.raises(ValueError, match=f"row 2: .*{why}"):
-        make_env("dataset", options_of(path))
+        make_env("dataset", on_rows(tmp_path, [TRIP, {**TRIP, "messages": messages}], **OPTIONS))
 
 
-def test_a_prompt_beside_a_conversation_is_refused(trip: str) -> None:
+def test_a_prompt_beside_a_conversation_is_refused(trip: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"`env.options.prompt` 'question' has no effect with conversation"):
-        make_env("dataset", options_of(trip, prompt="question"))
+        make_env("dataset", trip | {"prompt": "question"})

@@ -86,20 +86,12 @@ def test_files_that_share_tasks_are_named_with_it(name: str, tmp_path: Path, cap
     ]
 
 
-def test_an_agent_gets_the_same_row_from_either_format(tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "state": {"door": 1}}, {"prompt": "b", "state": {"lamp": 0.5, "door": 2}}]
-    envs = [
-        make_any_env("agent", {"agent": "tests.envhub.agents:chats", "train": str(path), "held_out": str(path)})
-        for path in (written(tmp_path / "rows.jsonl", rows), written(tmp_path / "rows.parquet", rows))
+def test_a_column_that_only_other_rows_have_is_none_in_either_format_and_a_field_is_not_there(tmp_path: Path) -> None:
+    """So a reward function, an agent and a judge get the column in each episode."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a", "answer": 1, "why": "b", "state": {"door": 1}},
+        {"prompt": "c", "answer": 2, "tools": "[]", "state": {"lamp": 0.5, "door": 2}},
     ]
-    for index, row in enumerate(rows):
-        task = Task(env="agent", split="train", index=index)
-        assert [env.columns(task) for env in envs] == [row, row]  # type: ignore[union-attr]
-
-
-def test_a_column_that_only_other_rows_have_is_none_in_either_format(tmp_path: Path) -> None:
-    """So a reward function, an agent and a judge get it in each episode."""
-    rows = [{"prompt": "a", "answer": 1, "why": "b"}, {"prompt": "c", "answer": 2, "tools": "[]"}]
     for suffix in (".jsonl", ".parquet"):
         path = str(tmp_path / f"rows{suffix}")
         pq.write_table(pa.Table.from_pylist([{"why": None, "tools": None, **row} for row in rows]), path)

@@ -5,7 +5,6 @@ tests/adapters/rewards runs the functions of TRL's and verl's wheels themselves.
 """
 
 import asyncio
-import json
 import math
 import os
 import re
@@ -39,22 +38,6 @@ def has_tags(completions: list[Any], **kwargs: Any) -> list[float]:
     return [float(re.match(r"<think>.*</think>", text, re.DOTALL) is not None) for text in texts]
 
 
-def counts_tags(completions: list[Any], **kwargs: Any) -> list[float]:
-    marks = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
-    return [sum(each[0]["content"].count(mark) == 1 for mark in marks) / 4 for each in completions]
-
-
-def is_short(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
-    """Compares the replies that it gets with each other."""
-    lengths = [len(each[0]["content"]) for each in completions]
-    shortest, longest = min(lengths), max(lengths)
-    if shortest == longest:
-        return [0.0 for _ in lengths]
-    shares = [0.5 - (length - shortest) / (longest - shortest) for length in lengths]
-    right = verifies(completions, solution)
-    return [share if is_right else min(0.0, share) for share, is_right in zip(shares, right, strict=True)]
-
-
 def made_cosine(*, wrong: tuple[float, float], right: tuple[float, float], max_chars: int) -> Any:
     def cosine(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
         """From the second of a pair to the first, as a reply grows to its maximum."""
@@ -69,26 +52,6 @@ def made_cosine(*, wrong: tuple[float, float], right: tuple[float, float], max_c
 
 
 cosine = made_cosine(wrong=(-1.0, -0.5), right=(0.5, 1.0), max_chars=10)
-
-
-def has_steps(completions: list[Any], **kwargs: Any) -> list[float]:
-    marks = re.compile(r"Step \d+:|^\d+\.|\n[-*]|First,|Then,|Finally,", re.MULTILINE)
-    return [min(1.0, len(marks.findall(each[0]["content"])) / 3) for each in completions]
-
-
-def made_repeats(*, num_words: int, penalty: float) -> Any:
-    def repeats(completions: list[Any], **kwargs: Any) -> list[float]:
-        found = []
-        for each in completions:
-            words = each[0]["content"].lower().split()
-            runs = [tuple(words[start : start + num_words]) for start in range(len(words) - num_words + 1)]
-            found.append((1 - len(set(runs)) / len(runs)) * penalty if runs else 0.0)
-        return found
-
-    return repeats
-
-
-repeats = made_repeats(num_words=2, penalty=-1.0)
 
 
 def code_of(completions: list[Any], *, at_once: int = 0, **kwargs: Any) -> list[float | None]:
@@ -191,10 +154,6 @@ def interrupts(episode: Any) -> float:
 
 def raises_half_a_character(episode: Any) -> float:
     raise ValueError("\ud83d")
-
-
-def reads_no_json(episode: Any) -> float:
-    return float(json.loads("five"))
 
 
 def cannot_divide(episode: Any) -> float:

@@ -46,16 +46,9 @@ def replied(reply: str, prompts: Any, **columns: Any) -> Episode:
         ("verifies", r"it is \boxed{6}", {"solution": "none"}, None),
         ("has_tags", "<think>2 and 3</think>5", {}, 1.0),
         ("has_tags", "5", {}, 0.0),
-        ("counts_tags", "<think>\n2 and 3\n</think>\n<answer>\n5\n</answer>", {}, 1.0),
-        ("counts_tags", "<think>\n2 and 3\n</think>\n5", {}, 0.5),
-        ("is_short", r"\boxed{5}", SUM, 0.0),  # it gets one reply of the group
         ("cosine", r"\boxed{5} ", SUM, 0.5),  # ten characters
         ("cosine", r"$5$", SUM, pytest.approx(0.896946)),
         ("cosine", r"$6$", SUM, pytest.approx(-0.896946)),
-        ("has_steps", "Step 1: 2\nStep 2: 3\nStep 3: 5", {}, 1.0),
-        ("has_steps", "First, 2 and 3", {}, pytest.approx(1 / 3)),
-        ("repeats", "a b a b a b", {}, pytest.approx(-0.6)),
-        ("repeats", "5", {}, 0.0),
         ("runs_code", "print(5)", {"verification_info": {"language": "python", "output": "5"}}, 1.0),
         ("runs_code", "print(6)", {"verification_info": {"language": "python", "output": "5"}}, 0.0),
         ("runs_code", "puts 5", {"verification_info": {"language": "ruby", "output": "5"}}, None),
@@ -84,7 +77,6 @@ def test_a_function_of_others_gives_what_it_gives_them(
         ("exits_later", "raised SystemExit: 3"),
         ("interrupts", r"raised KeyboardInterrupt at others\.py:\d+: now"),
         ("cannot_divide", r"raised ZeroDivisionError at others\.py:\d+: division by zero"),
-        ("reads_no_json", r"raised JSONDecodeError at others\.py:\d+: Expecting value"),
         ("raises_half_a_character", r"raised ValueError at others\.py:\d+: \ufffd"),
         ("crashes", "the process of the function ended: EOFError"),
     ],
@@ -151,13 +143,10 @@ def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
             try_function(function)
         assert complaint in str(error.value) and "must return a number, or None, for any reply" in str(error.value)
     try_function("cannot_divide", only_if="success")  # the made-up reply has none
-    config.env.rewards = {"right": {"part": f"{OTHERS}:has_tags", "success_from": 1.0}}
-    with pytest.raises(ConfigError, match=r"`env\.rewards\.right`: the environment has a reward of this name"):
-        check_env(config.env)
-    config.env.rewards = {"right": {"part": "length", "budget_tokens": 9}}
-    with pytest.raises(ConfigError, match=r"`env\.rewards\.right`: the environment has a reward of this name"):
-        check_env(config.env)
-    config.env.rewards = {"right": {"part": f"{OTHERS}:has_tags", "success_from": 1.0}}
+    for part in ({"part": "length", "budget_tokens": 9}, {"part": f"{OTHERS}:has_tags", "success_from": 1.0}):
+        config.env.rewards = {"right": part}
+        with pytest.raises(ConfigError, match=r"`env\.rewards\.right`: the environment has a reward of this name"):
+            check_env(config.env)
     config.env.options["check"] = "none"  # then it has no reward of its own
     check_env(config.env)
     away = EnvConfig(name="remote", options={"url": "http://127.0.0.1:1", "env": "shop"}, rewards={"format": {}})

@@ -17,7 +17,6 @@ import pytest
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import check_keys, parts_of
 from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
@@ -28,6 +27,7 @@ __all__ = ["impatient", "serve"]  # fixtures
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear.", "right": "It is right."}}
 GOOD = completion('{"clear": 5, "right": 10}')
 DEADLINE_S = 60.0
+KEY = "sk-very+secret/7"
 
 
 def judge_at(url: str, **settings: Any) -> Judge:
@@ -37,12 +37,21 @@ def judge_at(url: str, **settings: Any) -> Judge:
     return part.measure
 
 
-def marked(judge: Judge, episode: Episode | None = None) -> Any:
-    return asyncio.run(judge(episode or episode_of(turn_of("hello"))))
+def marked(judge: Judge, reply: str = "hello", **columns: Any) -> Any:
+    return asyncio.run(judge(episode_of(turn_of(reply), columns=columns)))
 
 
-def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria(serve: Serve) -> None:
-    server = serve(lambda request, number: GOOD)
+@pytest.fixture
+def server(serve: Serve) -> ScriptedJudge:
+    return serve(lambda request, number: GOOD)
+
+
+def reports(usage: dict[str, int] | None) -> Reply:
+    body = {"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}], "usage": usage}
+    return 200, {}, json.dumps(body).encode()
+
+
+def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria(server: ScriptedJudge) -> None:
     assert marked(judge_at(server.url)) == 0.75
     (request,) = server.requests
     system, user = request["messages"]
@@ -54,27 +63,20 @@ def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria(serve: Serve)
     assert marked(judge_at(server.url, rubric=weighted)) == (3 * 0.5 + 1) / 4
 
 
-def test_columns_are_shown_and_one_that_the_task_lacks_fails_the_attempt(serve: Serve) -> None:
-    server = serve(lambda request, number: GOOD)
-    episode = episode_of(turn_of("hello"), columns={"answer": 42, "secret": "x"})
-    marked(judge_at(server.url, columns=["answer"], request={"reasoning_effort": "low"}), episode)
+def test_columns_are_shown_and_one_that_the_task_lacks_fails_the_attempt(server: ScriptedJudge) -> None:
+    columns = {"answer": 42, "secret": "x"}
+    marked(judge_at(server.url, columns=["answer"], request={"reasoning_effort": "low"}), **columns)
     assert json.loads(server.requests[0]["messages"][1]["content"])["reference"] == {"answer": 42}
     assert server.requests[0]["reasoning_effort"] == "low" and "temperature" not in server.requests[0]
     with pytest.raises(EnvError, match="the task has no column gold to show to the judge; it has answer, secret"):
-        marked(judge_at(server.url, columns=["gold"]), episode)
+        marked(judge_at(server.url, columns=["gold"]), **columns)
 
 
-@pytest.mark.parametrize("answer", ['{"clear": 5}', "10"])
-def test_a_malformed_answer_is_asked_again_and_then_fails_the_attempt(serve: Serve, answer: str) -> None:
-    server = serve(lambda request, number: completion(answer))
-    with pytest.raises(EnvError, match="3 answers were malformed"):
-        marked(judge_at(server.url))
-    assert len(server.requests) == 3
-
-
-def test_the_only_mark_of_a_rubric_may_be_a_number_alone(serve: Serve) -> None:
+def test_only_the_only_mark_of_a_rubric_may_be_a_number_alone(serve: Serve) -> None:
     server = serve(lambda request, number: completion(" 3 "))
     assert marked(judge_at(server.url, rubric=RUBRIC | {"scale": [1, 5], "criteria": {"clear": "x"}})) == 0.5
+    with pytest.raises(EnvError, match="3 answers were malformed"):
+        marked(judge_at(server.url))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,6 @@ def test_the_only_mark_of_a_rubric_may_be_a_number_alone(serve: Serve) -> None:
         (200, {}, b'{"choices": ' + b"[" * 100_000),
         (200, {"Content-Encoding": "gzip"}, gzip.compress(b"0" * 1000, mtime=0)),
         completion("x" * (2 << 20)),
-        completion("no mark"),
     ],
     ids=lambda failure: "closed" if failure is None else f"{failure[0]}-{failure[2][:30]}",
 )
@@ -140,8 +141,7 @@ def test_a_request_that_is_refused_for_good_is_not_repeated(serve: Serve, status
     assert len(server.requests) == 1
 
 
-async def test_equal_requests_are_asked_once_even_at_the_same_time(serve: Serve) -> None:
-    server = serve(lambda request, number: GOOD)
+async def test_equal_requests_are_asked_once_even_at_the_same_time(server: ScriptedJudge) -> None:
     judge = judge_at(server.url, cache_size=1)
     marks = await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
     assert marks == [0.75] * 20 and len(server.requests) == 1
@@ -164,57 +164,48 @@ async def test_no_more_requests_than_configured_are_open(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("budget", [{"max_requests": 2}, {"max_total_tokens": 14}])
-def test_a_spent_budget_fails_the_attempt_and_names_the_key(serve: Serve, budget: dict[str, int]) -> None:
-    server = serve(lambda request, number: GOOD)
+def test_a_spent_budget_fails_the_attempt_and_names_the_key(server: ScriptedJudge, budget: dict[str, int]) -> None:
     judge = judge_at(server.url, **budget)
-    marked(judge, episode_of(turn_of("one")))
-    marked(judge, episode_of(turn_of("two")))
+    marked(judge, "one")
+    marked(judge, "two")
     (name,) = budget
     with pytest.raises(EnvError, match=f"the budget of this process is spent: {name} is"):
-        marked(judge, episode_of(turn_of("three")))
-    assert marked(judge, episode_of(turn_of("one"))) == 0.75, "the cache costs nothing"
+        marked(judge, "three")
+    assert marked(judge, "one") == 0.75, "the cache costs nothing"
     assert len(server.requests) == 2
 
 
-def test_a_budget_in_money_counts_prompts_and_answers_by_their_prices(serve: Serve) -> None:
+def test_a_budget_counts_what_a_server_reports_in_parts_at_its_prices(serve: Serve) -> None:
     """A request costs (1000 * 2 + 100 * 10) / 10^6 = 0.003."""
-    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
-    body = {"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}], "usage": usage}
-    server = serve(lambda request, number: (200, {}, json.dumps(body).encode()))
+    server = serve(lambda request, number: reports({"prompt_tokens": 1000, "completion_tokens": 100}))
     judge = judge_at(server.url, max_cost=0.005, input_price=2, output_price=10)
-    marked(judge, episode_of(turn_of("one")))
+    marked(judge, "one")
     assert judge.client.cost == pytest.approx(0.003)
-    marked(judge, episode_of(turn_of("two")))
+    marked(judge, "two")
     with pytest.raises(EnvError, match=r"this process is spent: max_cost is 0.005, and it has used 0.006"):
-        marked(judge, episode_of(turn_of("three")))
-    assert len(server.requests) == 2
+        marked(judge, "three")
+    judge = judge_at(server.url, max_total_tokens=1100)
+    marked(judge, "one")
+    with pytest.raises(EnvError, match="max_total_tokens is 1100, and it has used 1100"):
+        marked(judge, "two")
+    assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize("budget", [{"max_cost": 1, "input_price": 1}, {"max_total_tokens": 5}])
-def test_a_server_that_does_not_report_what_was_used_cannot_keep_a_budget(serve: Serve, budget: dict[str, int]) -> None:
-    body = json.dumps({"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}]}).encode()
-    server = serve(lambda request, number: (200, {}, body))
-    with pytest.raises(EnvError, match="reports no `usage`, so the budget cannot be kept; limit max_requests instead"):
+@pytest.mark.parametrize(
+    ("usage", "budget", "missing"),
+    [
+        (None, {"max_cost": 1, "input_price": 1}, "`usage`, so the budget cannot be kept; limit max_requests instead"),
+        (None, {"max_total_tokens": 5}, "`usage`, so the budget cannot be kept; limit max_requests instead"),
+        ({"total_tokens": 1100}, {"max_cost": 1, "input_price": 1}, "prompt_tokens or no completion_tokens in `usage`"),
+    ],
+)
+def test_a_server_that_does_not_report_what_was_used_cannot_keep_a_budget(
+    serve: Serve, usage: dict[str, int] | None, budget: dict[str, int], missing: str
+) -> None:
+    server = serve(lambda request, number: reports(usage))
+    with pytest.raises(EnvError, match=f"reports no {missing}"):
         marked(judge_at(server.url, **budget))
     assert marked(judge_at(server.url)) == 0.75
-
-
-def test_a_budget_counts_what_a_server_reports_in_parts_and_refuses_half_of_it(serve: Serve) -> None:
-    usage: dict[str, int] = {}
-    choices = [{"message": {"content": '{"clear": 5, "right": 10}'}}]
-    server = serve(lambda request, number: (200, {}, json.dumps({"choices": choices, "usage": usage}).encode()))
-    usage |= {"prompt_tokens": 1000, "completion_tokens": 100}  # and no total
-    judge = judge_at(server.url, max_total_tokens=1100)
-    marked(judge, episode_of(turn_of("one")))
-    with pytest.raises(EnvError, match="max_total_tokens is 1100, and it has used 1100"):
-        marked(judge, episode_of(turn_of("two")))
-    usage.clear()
-    usage |= {"total_tokens": 1100}  # which of them are dear?
-    with pytest.raises(EnvError, match="reports no prompt_tokens or no completion_tokens in `usage`, so max_cost"):
-        marked(judge_at(server.url, max_cost=1, input_price=1), episode_of(turn_of("one")))
-
-
-KEY = "sk-very+secret/7"
 
 
 def test_the_key_is_sent_and_never_shown(
@@ -259,10 +250,15 @@ def test_a_key_is_shown_in_no_encoding(
 
 def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
+    monkeypatch.setenv("BLANK_KEY", " \n")
     (two := tmp_path / "two").write_text("one\ntwo\n")
     settings = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
     for named, complaint in (
         ({"key_env": "JUDGE_KEY"}, r"`env\.rewards\.judge`: key_env names the environment variable JUDGE_KEY, which"),
+        (
+            {"key_env": "BLANK_KEY"},
+            r"`env\.rewards\.judge`: BLANK_KEY must contain printable ASCII .* got 0 characters",
+        ),
         ({"key_file": "/no/such/key"}, r"`env\.rewards\.judge`: `key_file` /no/such/key cannot be read"),
         ({"key_file": str(two)}, "two must contain printable ASCII without spaces, got 7 characters"),
     ):
@@ -271,9 +267,8 @@ def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.Mon
     check_keys({"shop": parts_of("env.rewards", {"judge": settings})})
 
 
-def test_a_long_episode_is_cut_in_its_middle(serve: Serve) -> None:
-    server = serve(lambda request, number: GOOD)
-    marked(judge_at(server.url, max_chars=1000), episode_of(turn_of("x" * 5000)))
+def test_a_long_episode_is_cut_in_its_middle(server: ScriptedJudge) -> None:
+    marked(judge_at(server.url, max_chars=1000), "x" * 5000)
     shown = server.requests[0]["messages"][1]["content"]
     assert len(shown) < 1100 and "characters are left out" in shown
 
@@ -282,6 +277,7 @@ def test_a_long_episode_is_cut_in_its_middle(serve: Serve) -> None:
     ("settings", "complaint"),
     [
         ({"url": "127.0.0.1:8000"}, "`env.rewards.judge.url` must be like http://host:8000/v1"),
+        ({"url": "http://host:port/v1"}, "`env.rewards.judge.url` must be like http://host:8000/v1"),
         ({"url": "http://me:pw@host/v1"}, "must have no user and password"),
         ({"model": ""}, "`env.rewards.judge.model` must be a name"),
         ({"rubric": "no.yaml"}, "`env.rewards.judge.rubric` no.yaml cannot be read"),
@@ -291,6 +287,7 @@ def test_a_long_episode_is_cut_in_its_middle(serve: Serve) -> None:
         ({"rubric": RUBRIC | {"criteria": {"a": {"text": "x", "weight": 0}}}}, "each with a weight above 0"),
         ({"max_concurrent": 0}, "`env.rewards.judge.max_concurrent` must be a whole number >= 1, got 0"),
         ({"timeout_s": -1}, "`env.rewards.judge.timeout_s` must be > 0, got -1"),
+        ({"timeout_s": 10**400}, "`env.rewards.judge.timeout_s` must be > 0, got 1000"),
         ({"max_cost": 1}, "`env.rewards.judge.max_cost` must be 0 without input_price and output_price, got 1"),
         ({"max_cost": -1}, "`env.rewards.judge.max_cost` must be >= 0, got -1"),
         ({"columns": "answer"}, "`env.rewards.judge.columns` must be a list of names, got 'answer'"),

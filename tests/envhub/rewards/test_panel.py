@@ -47,13 +47,13 @@ def always(mark: float) -> Any:
     ],
 )
 def test_marks_become_one(combine: str, marks: list[float], value: float) -> None:
-    assert combined({str(number): mark for number, mark in enumerate(marks)}, combine).value == pytest.approx(value)
+    assert combined({str(number): mark for number, mark in enumerate(marks)}, combine, {}).value == pytest.approx(value)
 
 
 def test_agreement_is_1_where_all_say_the_same_and_0_where_two_are_opposed() -> None:
     """Differences of 0.5, 1 and 0.5 have a mean of 2/3."""
     for marks, agreement in (([0.3, 0.3, 0.3], 1.0), ([0.0, 1.0], 0.0), ([0.0, 0.5, 1.0], 1 / 3)):
-        found = combined({str(number): mark for number, mark in enumerate(marks)}, "mean")
+        found = combined({str(number): mark for number, mark in enumerate(marks)}, "mean", {})
         assert found.beside["agreement"] == pytest.approx(agreement)
 
 

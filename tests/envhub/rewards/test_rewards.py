@@ -98,23 +98,26 @@ def test_every_measure_is_tried() -> None:
     assert {settings["part"] for settings, _ in mark.args[1]} == set(MEASURES)
 
 
-def test_novelty_counts_the_states_of_an_episode_and_knows_no_unknown_one() -> None:
-    turns = [turn_of("up", state=state) for state in ("a", "b", "a", "", "", "a")]
-    result = reward_of({"novelty": {}}, episode_of(*turns))
-    assert [turn["novelty"] for turn in result.rewards] == pytest.approx([1, 1, 2**-0.5, 0, 0, 3**-0.5])
+def ups(*states: str) -> Episode:
+    return episode_of(*(turn_of("up", state=state) for state in states))
 
 
-def test_efficiency_is_of_successes_and_repetition_is_of_the_same_state() -> None:
-    apart = (turn_of("up", state="a"), turn_of("up", state="b"), turn_of("up", state="a"))
-    result = reward_of({"efficiency": {}, "repetition": {"weight": -1}}, episode_of(*apart))
-    assert result.values == {"efficiency": 0.0, "repetition": 1.0}
-    assert [turn["repetition"] for turn in result.rewards] == [0.0, 0.0, -1.0]
+def tries(*valid: bool) -> Episode:
+    return episode_of(*(turn_of("x", valid=each) for each in valid))
 
 
-def test_an_error_that_no_valid_action_follows_is_not_recovered() -> None:
-    turns = [turn_of("x", valid=valid) for valid in (False, False, True, False)]
-    assert reward_of({"error_recovery": {}}, episode_of(*turns)).values == {"error_recovery": 1 / 3}
-    assert reward_of({"error_recovery": {}}, episode_of(turn_of("x"))).values == {"error_recovery": 1.0}
+@pytest.mark.parametrize(
+    ("part", "episode", "expected"),
+    [
+        ("novelty", ups("a", "b", "a", "", "", "a"), pytest.approx([1, 1, 2**-0.5, 0, 0, 3**-0.5])),
+        ("repetition", ups("a", "b", "a"), [0.0, 0.0, 1.0]),
+        ("efficiency", ups("a"), 0.0),
+        ("error_recovery", tries(False, False, True, False), 1 / 3),
+        ("error_recovery", tries(True), 1.0),
+    ],
+)
+def test_a_measure_looks_at_all_turns(part: str, episode: Episode, expected: Any) -> None:
+    assert asyncio.run(parts_of("env.rewards", {part: {}})[0].values(episode, timeout_s=60)) == expected
 
 
 def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_score_nor_success() -> None:
@@ -245,8 +248,10 @@ def test_a_part_with_the_name_of_an_own_reward_fails_the_attempt() -> None:
         ({"a b": {"part": "format"}}, "`env.rewards.a b`: a name has letters, digits and '_'"),
         ({"format": 0.5}, "`env.rewards.format` must be a mapping"),
         ({"format": {"wieght": 1}}, "`env.rewards.format`: got an unexpected keyword argument 'wieght'; the keys of"),
-        ({"format": {"weight": "1"}}, "`env.rewards.format.weight` must be a number, got '1'"),
-        ({"format": {"weight": math.inf}}, "`env.rewards.format.weight` must be finite"),
+        ({"format": {"weight": "1"}}, "`env.rewards.format.weight` must be a finite number, got '1'"),
+        ({"format": {"weight": math.inf}}, "`env.rewards.format.weight` must be a finite number, got inf"),
+        ({"format": {"max": 10**400}}, "`env.rewards.format.max` must be a finite number, got 1000"),
+        ({"reward_model": {"url": "http://a:1", "deadline_s": 10**400}}, "deadline_s must be above 0, got 1000"),
         ({"format": {"min": 1, "max": 0}}, "`env.rewards.format.min` must be at most max = 0, got 1"),
         ({"format": {"only_if": "won"}}, "`env.rewards.format.only_if` must be always, success, failure, goal"),
         ({"format": {"success_from": 0}}, "`env.rewards.format.success_from` must be above 0, at most 1, got 0"),
@@ -265,6 +270,19 @@ def test_a_part_with_the_name_of_an_own_reward_fails_the_attempt() -> None:
 def test_a_malformed_part_is_named(rewards: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         parts_of("env.rewards", rewards)
+
+
+def test_a_later_file_changes_the_keys_of_a_part_that_it_sets_and_makes_no_other_part_of_it() -> None:
+    def part_of(*files: dict[str, Any]) -> Any:
+        presets = [{"env": {"rewards": {"long": settings}}} for settings in files]
+        (part,) = reward_parts(load_config(None, [], presets=presets).env.entries())["shop"]
+        return part
+
+    first = {"part": "length", "budget_turns": 2, "max": 1}
+    changed = part_of(first, {"weight": -0.5})
+    assert (changed.kind, changed.high, changed.weight) == ("length", 1, -0.5)
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.long`: got an unexpected keyword argument 'budget_turns'"):
+        part_of(first, {"part": "format"})
 
 
 def test_every_environment_of_a_mixture_has_its_own_parts() -> None:

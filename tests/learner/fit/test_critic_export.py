@@ -24,8 +24,7 @@ from slipstream.common.records.reward_protocol import RETURN, RETURN_TO_GO, Scor
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.reward_client import RewardClient
-from slipstream.envhub.rewards.reward_model_part import ServedRewardModel
+from slipstream.envhub.rewards.reward_client import RewardClient, ServedRewardModel
 from slipstream.learner.batch.pack import sequences_of
 from slipstream.learner.credit.measure import measure
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer, load_scorer
