@@ -1,5 +1,6 @@
 """`reasoning_gym`: one question and one answer, from the data sets of the package reasoning-gym."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         if screen is not None and answer != episode.entry["answer"] and screen.fullmatch(answer) is None:
             return 0.0
         try:
-            return float(episode.data.score_answer(answer, episode.entry))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            return 0.0  # a few scorers fail on answers that do not have the expected form
+            score = float(episode.data.score_answer(answer, episode.entry))
+        except Exception:  # a few scorers fail on answers that do not have the expected form, with any error
+            return 0.0
+        return score if math.isfinite(score) else 0.0

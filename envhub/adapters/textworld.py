@@ -27,7 +27,7 @@ FETCH = (
     "give a folder of games: of TextWorld's, made by `tw-make`, or of ALFWorld's, fetched by `alfworld-download`, such "
     "as $ALFWORLD_DATA/json_2.1.1/train (held_out: valid_seen or valid_unseen)"
 )
-LEFT_OUT = ("movable", "Sliced")  # words in folder names whose games ALFWorld itself leaves out
+LEFT_OUT = ("movable", "Sliced")  # words in the names of games' folders, whose games ALFWorld itself leaves out
 
 
 class _AlfredGame(msgspec.Struct):
@@ -121,7 +121,7 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
 def games_in(folder: Path) -> list[Path]:
     """Return the games in the folder, sorted by path, without ALFWorld's games that have no solution."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS)
-    games = [path for path in paths if path.suffix != ALFWORLD or _is_played_by_alfworld(path)]
+    games = [path for path in paths if path.suffix != ALFWORLD or _is_played_by_alfworld(path, folder)]
     for path in games:
         if path.suffix != ALFWORLD and not path.with_suffix(".json").exists():
             raise ValueError(f"{path} needs the {path.stem}.json that tw-make writes next to it; {FETCH}")
@@ -130,8 +130,9 @@ def games_in(folder: Path) -> list[Path]:
     return games
 
 
-def _is_played_by_alfworld(path: Path) -> bool:
-    return not any(word in str(path) for word in LEFT_OUT) and read_json(path, _AlfredGame).solvable
+def _is_played_by_alfworld(path: Path, folder: Path) -> bool:
+    within = str(path.relative_to(folder).parent)
+    return not any(word in within for word in LEFT_OUT) and read_json(path, _AlfredGame).solvable
 
 
 def _text(feedback: str) -> str:

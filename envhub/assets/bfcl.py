@@ -87,8 +87,8 @@ def _read(split: str, path: Path) -> list[Item]:
     truths = {truth.id: truth.ground_truth for truth in read_lines(answers, _Row)}
     items = []
     for row in read_lines(path, _Row):
-        functions = {function["name"]: function for function in row.function}
         try:
+            functions = {function["name"]: function for function in row.function}
             named = [pair for call in truths[row.id] for pair in call.items()]
             wanted = tuple(Wanted(function=functions[name], options=options) for name, options in named)
             reply = "\n".join(call.written for call in wanted)
@@ -125,12 +125,11 @@ def _kinds(described: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _is_admissible(value: Any, options: Options, kind: Any, inner: Any) -> bool:
     """Whether an argument has its type and is one of the options."""
-    if kind is float and type(value) is int:
-        value = float(value)
+    type_of_value = float if kind is float and type(value) is int else type(value)
     type_of_options = _type(options)
-    if type_of_options not in (kind, None) or type(value) is not kind:
+    if type_of_options not in (kind, None) or type_of_value is not kind:
         # BFCL takes options of another type for the names of variables, which are compared as they are.
-        return type(value) in (kind, type_of_options) and value in options
+        return type_of_value in (kind, type_of_options) and value in options
     if kind is dict:
         return any(_has_fields(value, option) for option in options)
     if kind is list:

@@ -106,6 +106,12 @@ def _playable(path: Path, folder: Path) -> list[BirdItem]:
     for db_id in {item.db_id for item in items}:
         if not re.fullmatch(r"[\w.-]+", db_id) or not _database(folder, db_id).is_file():
             raise ValueError(f"`env.options.databases`: {_database(folder, db_id)} is missing; {FETCH_DATABASES}")
+        try:
+            declarations(_database(folder, db_id))
+        except SqlError as error:
+            raise ValueError(
+                f"`env.options.databases`: {_database(folder, db_id)} cannot be read: {error}; {FETCH_DATABASES}"
+            ) from None
     return items
 
 

@@ -42,6 +42,10 @@ class _Info(msgspec.Struct):
     columns: list[_Column]
     rows: list[list[Any]]
 
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"each row must have {len(self.columns)} cells, one for each column")
+
 
 class _Table(msgspec.Struct):
     table_name: str
@@ -57,6 +61,12 @@ class DbItem(msgspec.Struct):
     type: list[str]
     add_description: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.type:
+            raise ValueError("type must name the kind of the task, such as other or INSERT")
+        if self.is_change and not self.label:
+            raise ValueError("a change must have its SQL statement in label")
+
     @property
     def is_change(self) -> bool:
         return self.type[0] in CHANGES
@@ -68,7 +78,7 @@ class DbItem(msgspec.Struct):
 
     @property
     def tables(self) -> Tables:
-        rows = (tuple(map(str, row)) for row in self.table.table_info.rows)
+        rows = (tuple(None if cell is None else str(cell) for cell in row) for row in self.table.table_info.rows)
         return {self.table.table_name: tuple(rows)}
 
 
@@ -133,31 +143,31 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
 
 def is_right_answer(answer: list[str], label: list[str]) -> bool:
     """Whether both are the same set of texts, or each is the same single number: ["2.0"] equals ["2"]."""
-    if len(answer) == len(label) == 1:
-        try:
-            return float(answer[0]) == float(label[0])
-        except ValueError:
-            return answer[0] == label[0]
-    return set(answer) == set(label)
+    if set(answer) == set(label):
+        return True
+    try:
+        return len(answer) == len(label) == 1 and float(answer[0]) == float(label[0])
+    except ValueError:
+        return False
 
 
 @functools.lru_cache(maxsize=4)
 def _playable(path: Path) -> list[DbItem]:
-    """Return the file's tasks without those whose own statement sqlite cannot execute; log how many those are."""
+    """Return the file's tasks that sqlite can hold, and whose own statement it can execute; log how many it cannot."""
     items = read_lines(path, DbItem)
     playable = [item for item in items if _can_be_played(item)]
     if num_left_out := len(items) - len(playable):
-        log.warning("%s: left out %d of %d tasks: sqlite fails on their own statement", path, num_left_out, len(items))
+        why = "sqlite fails on their own statement or table"
+        log.warning("%s: left out %d of %d tasks: %s", path, num_left_out, len(items), why)
     return playable
 
 
 def _can_be_played(item: DbItem) -> bool:
-    if not item.is_change:
-        return True
     try:
-        return run_sql(item.schema, item.tables, item.label[0]).tables != item.tables
+        result = run_sql(item.schema, item.tables, item.label[0] if item.is_change else "SELECT 1")
     except SqlError:
         return False
+    return not item.is_change or result.tables != item.tables
 
 
 def _texts(answer: str) -> list[str] | None:

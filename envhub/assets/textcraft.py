@@ -45,7 +45,7 @@ Ingredient = _Ingredient | Annotated[list[_Ingredient], msgspec.Meta(min_length=
 
 class _Result(msgspec.Struct):
     item: str
-    count: int = 1
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class _RecipeFile(msgspec.Struct):
@@ -128,9 +128,11 @@ def read_book(folder: Path) -> Book:
             members.setdefault(made.group, []).append(_result(made)[0])
     recipes: dict[str, Recipe] = {}
     depths: dict[str, int] = {}
-    for made in crafts:
+    for path, made in zip(paths, crafts, strict=True):
         item, count = _result(made)
         uses = _uses(made, members)
+        if not uses:
+            raise ValueError(f"{path}: a recipe must have ingredients; {FETCH}")
         is_unpacked = len(uses) == 1 and next(iter(uses)).endswith("_block")
         if item in recipes or is_unpacked or item in _below(recipes, uses):
             continue
@@ -156,7 +158,7 @@ def _uses(made: _Craft, members: dict[str, list[str]]) -> Counter[str]:
         first = ingredient[0] if isinstance(ingredient, list) else ingredient
         name = _name(first.item or first.tag)
         uses[name if first.item else min(members.get(name, [name]))] += count
-    return uses
+    return +uses  # without signs that the pattern does not have
 
 
 def _below(recipes: dict[str, Recipe], items: Iterable[str]) -> dict[str, None]:

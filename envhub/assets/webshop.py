@@ -136,17 +136,22 @@ def read_data(folder: Path, num_products: int) -> WebShopData:
     attributes = read_json(_file(folder, "items_ins_v2"), dict[str, _Attributes])
     instructions = read_json(_file(folder, "items_human_ins"), dict[str, list[_Instruction]])
     found = {item.asin.lower(): item for item in items if item.asin != "nan" and len(item.asin) <= 10}
+    asked = tuple(
+        (position, instruction)
+        for position, item in enumerate(found.values())
+        for instruction in instructions.get(item.asin, ())
+        if instruction.instruction_attributes
+    )
+    if not asked:
+        raise ValueError(
+            f"`env.options.products`: the first {num_products} products in {folder} have no instructions; increase it"
+        )
     products = [_product(item, attributes.get(item.asin, _Attributes())) for item in found.values()]
     return WebShopData(
         products=tuple(products),
         index=Bm25([" ".join([p.title, *p.sections.values(), *sum(p.options.values(), ())]) for p in products]),
         prices=tuple(_prices(item.pricing) for item in found.values()),
-        instructions=tuple(
-            (position, instruction)
-            for position, item in enumerate(found.values())
-            for instruction in instructions.get(item.asin, ())
-            if instruction.instruction_attributes
-        ),
+        instructions=asked,
     )
 
 

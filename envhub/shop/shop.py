@@ -125,8 +125,10 @@ def _expert(store: Store, page: pages.Page, profile: Profile) -> str:
         return f"click[{pages.PREVIOUS if page.section or goal_position in page.results else pages.BACK}]"
     if page.section:
         return f"click[{pages.PREVIOUS}]"
-    for option, values in store.products[goal_position].options.items():
-        wanted = [value for value in values if value in store.goal.options.values()]
+    goal, goal_values = store.products[goal_position], store.goal.options.values()
+    for option, values in goal.options.items():
+        # A real product may have one value in two options; a click chooses the first one's.
+        wanted = [value for value in values if value in goal_values and goal.option_of(value) == option]
         if wanted and page.options.get(option) not in wanted:
             return f"click[{wanted[0]}]"
     return f"click[{pages.BUY}]"

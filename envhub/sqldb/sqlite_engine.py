@@ -42,7 +42,7 @@ _FORBIDDEN_FUNCTIONS = set(
         """
         random, randomblob, load_extension, date, time, datetime, julianday, strftime, unixepoch, current_date,
         current_time, current_timestamp, last_insert_rowid, changes, total_changes, fts3_tokenizer, sqlite_offset,
-        printf, format, zeroblob
+        printf, format, zeroblob, timediff
         """
     )
 )
@@ -81,7 +81,8 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
     words = statement.split(None, 1)
     if not words or words[0].lower().rstrip(";") in _FORBIDDEN_WORDS:
         raise SqlError("expected one statement that reads or changes rows")
-    with _guarded(_connect(schema, tables)) as connection:
+    with _connected(":memory:") as connection:
+        _fill(connection, schema, tables)
         cursor = connection.execute(statement)
         rows = cursor.fetchmany(MAX_ROWS + 1)
         if len(rows) > MAX_ROWS:
@@ -93,7 +94,7 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
 
 def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Run `query` on the database in a file, without changing it. Return its columns and rows. Raises SqlError."""
-    with _guarded(_opened(path)) as connection:
+    with _connected(_uri(path)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.like_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -106,14 +107,18 @@ def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str
 
 
 @contextmanager
-def _guarded(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Close the connection in the end, and raise SqlError for an error of SQLite."""
+def _connected(database: str) -> Iterator[sqlite3.Connection]:
+    """Connect to a database while the block runs. Raises SqlError for an error of SQLite."""
     try:
-        yield connection
+        with closing(sqlite3.connect(database, isolation_level=None, uri=True)) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")
+            yield connection
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         raise SqlError("interrupted: too expensive" if "interrupted" in str(error) else str(error)) from None
-    finally:
-        connection.close()
+
+
+def _uri(path: Path) -> str:
+    return f"{path.resolve().as_uri()}?mode=ro&immutable=1"
 
 
 def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
@@ -129,18 +134,12 @@ def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
 
 
 def declarations(path: Path) -> list[str]:
-    """Return the lines of the CREATE TABLE statements of the database in a file."""
-    with closing(_opened(path)) as connection:
+    """Return the lines of the CREATE TABLE statements of the database in a file. Raises SqlError."""
+    with _connected(_uri(path)) as connection:
         found = connection.execute(
             "SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL ORDER BY rowid"
         )
         return "\n".join(row[0] for row in found)[:MAX_DECLARED_CHARS].splitlines()
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    connection.text_factory = lambda text: text.decode(errors="replace")
-    return connection
 
 
 def _authorize_reading(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
@@ -156,9 +155,8 @@ def quoted(name: str) -> str:
     return f'"{doubled}"'
 
 
-def _connect(schema: Schema, tables: Tables) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.text_factory = lambda text: text.decode(errors="replace")
+def _fill(connection: sqlite3.Connection, schema: Schema, tables: Tables) -> None:
+    """Make the tables, then limit what a statement may do and cost."""
     connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
     connection.execute("PRAGMA temp_store = MEMORY")
     for table, columns in schema.items():
@@ -173,7 +171,6 @@ def _connect(schema: Schema, tables: Tables) -> sqlite3.Connection:
     connection.set_authorizer(_authorize)
     budget = iter(range(MAX_OPERATIONS // 1000))
     connection.set_progress_handler(lambda: next(budget, -1) < 0, 1000)
-    return connection
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product as combinations
 
 import pytest
@@ -14,7 +15,7 @@ from slipstream.envhub.shop.full import make_full_store
 from slipstream.envhub.shop.pages import Page, clickables, next_page, terse_text, webshop_text
 from slipstream.envhub.shop.products import Goal, Kind, Product, Store
 from slipstream.envhub.shop.purchase_reward import purchase_reward, type_reward
-from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.envhub.shop.shop import PROFILES, ShopEnv, ShopWorld
 from slipstream.envhub.shop.small import make_small_store
 
 DESK_LAMP = Kind(name="desk lamp", category=("home", "lighting", "desk lamp"))
@@ -151,6 +152,14 @@ def test_leaving_a_product_resets_its_options_but_viewing_its_description_does_n
     chosen = walk("search[lamp]", "click[b2]", "click[red]")
     assert walk("search[lamp]", "click[b2]", "click[red]", "click[description]", "click[< prev]") == chosen
     assert walk("search[lamp]", "click[b2]", "click[red]", "click[< prev]", "click[b2]").options == {}
+
+
+def test_the_expert_buys_a_product_with_one_value_in_two_options() -> None:
+    twice = replace(PRODUCTS[1], options={"color": ("red", "blue"), "lining": ("red", "none")})
+    store = replace(STORE, products=(twice,), index=Bm25([twice.title]))
+    world = ShopWorld(profile=PROFILES["small"], store=store, reward=purchase_reward)
+    page = Page(results=(0,), product=0, options={"color": "red"})
+    assert world.expert(page) == "click[buy now]"
 
 
 def test_equal_pages_have_equal_keys_on_every_path() -> None:

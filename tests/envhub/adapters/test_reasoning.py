@@ -1,8 +1,12 @@
 """Answers that reasoning-gym's scorers do not get, and data sets that are refused; without the package."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 
-from slipstream.envhub.adapters.reasoning import REFUSED, SCREENS, ReasoningEnv
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.reasoning import REFUSED, SCREENS, ReasoningEnv, _Episode
 
 
 @pytest.mark.parametrize("dataset", [*REFUSED])
@@ -31,3 +35,12 @@ def test_data_sets_that_any_answer_solves_are_refused() -> None:
 )
 def test_an_answer_in_complex_numbers_is_written_in_digits(answer: str, is_seen: bool) -> None:
     assert (SCREENS["complex_arithmetic"].fullmatch(answer) is not None) == is_seen
+
+
+@pytest.mark.parametrize("scored", [lambda _: 1 / 0, float], ids=["raises", "nan"])
+def test_a_scorer_that_fails_on_an_answer_or_gives_no_number_scores_0(scored: Callable[[str], float]) -> None:
+    env = ReasoningEnv.__new__(ReasoningEnv)
+    env._dataset = "any"
+    data = SimpleNamespace(score_answer=lambda answer, entry: scored(answer))
+    task = Task(env="reasoning_gym", split="train", index=0)
+    assert env._score(_Episode(task=task, data=data, entry={"answer": "1"}), "nan") == 0.0

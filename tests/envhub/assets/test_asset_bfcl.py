@@ -77,7 +77,7 @@ def test_bfcl_keeps_the_contract(check: Callable[..., None], tmp_path: Path) -> 
         ("days", [5], [5], [5.0, "5", True, 6]),
         ("days", [5.0], [5, 5.0], ["5"]),  # an option of another type than the declared one
         ("days", ["count"], ["count"], ["Count", 5]),  # a variable is compared as it is
-        ("price", [2.0], [2, 2.0], [2.5, "2"]),
+        ("price", [2.0], [2, 2.0], [2.5, "2", 10**400]),
         ("is_new", [True], [True], [1, "true", False]),
         ("rooms", [["A 1", "b"], ["c"]], [["a1", "B"], ["C"]], [["b", "a1"], [], "c", ["c", 1]]),
         ("rooms", [["c"], ""], [["c"], []], [["d"]]),
@@ -120,6 +120,8 @@ def test_what_is_not_scored_is_named(tmp_path: Path) -> None:
     java = {"name": "book", "parameters": {"type": "dict", "properties": {"x": {"type": "HashMap"}}, "required": []}}
     with pytest.raises(ValueError, match="asked_0: 'HashMap' is not known; only calls in Python are scored"):
         make_env("bfcl", {"train": written(tmp_path, right, functions=[java])})
+    with pytest.raises(ValueError, match="unnamed_0: 'name' is not known"):
+        make_env("bfcl", {"train": written(tmp_path, right, functions=[{"parameters": {}}], name="unnamed")})
     path = written(tmp_path, right, functions=[function("book")], name="bare")
     (tmp_path / "possible_answer" / "BFCL_v4_bare.json").unlink()
     with pytest.raises(ValueError, match=r"`env.options.held_out`: .*possible_answer/BFCL_v4_bare.json does not exist"):

@@ -102,7 +102,7 @@ def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbb
         end = acted("dbbench", dbbench, index, [action])[-1]
         assert (end.terminated, end.score) == (True, score), action
     assert _texts("[2, 2.5]") == ["2", "2.5"]
-    assert is_right_answer(["nan"], ["nan"]) is False
+    assert is_right_answer(["nan"], ["nan"]) and not is_right_answer(["nan"], ["2"])
 
 
 def test_a_change_counts_by_the_rows_that_it_leaves_and_texts_stay_texts(dbbench: dict[str, str]) -> None:
@@ -127,6 +127,39 @@ def test_changes_that_are_no_sqlite_are_left_out(dbbench: dict[str, str], caplog
         asked = {acted("dbbench", dbbench, index, [])[0].messages[1].content.splitlines()[0] for index in range(12)}
     assert asked == {line["description"] for line in LINES[:5]}
     assert "left out 1 of 6 tasks" in caplog.text
+
+
+def test_a_missing_cell_is_null_and_a_table_that_sqlite_cannot_hold_is_left_out(
+    dbbench: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = Path(dbbench["train"]).with_name("cells.jsonl")
+    held = line("Who is missing?", ["1"], "counting", [[None, "50"]])
+    large = line("How large?", ["1"], "counting", [["x" * 4000, "1"]] * 200)
+    path.write_text(json.dumps(held) + "\n" + json.dumps(large))
+    shown = acted("dbbench", {"train": str(path)}, 1, ["sql SELECT Team IS NULL FROM `Team Results`"])[-1]
+    assert shown.messages[0].content.splitlines()[1] == "1"
+    assert "left out 1 of 2 tasks: sqlite fails on their own statement or table" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "why"),
+    [
+        ("no_kind", LINES[0] | {"type": []}, "line 1: type must name the kind of the task"),
+        ("no_change", LINES[3] | {"label": []}, "line 1: a change must have its SQL statement in label"),
+        ("short_row", line("Who?", ["Yale"], "other", [["Yale"]]), "line 1: each row must have 2 cells"),
+    ],
+)
+def test_a_task_of_another_form_is_named(tmp_path: Path, name: str, asked: dict[str, Any], why: str) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text(json.dumps(asked))
+    with pytest.raises(ValueError, match=why):
+        make_env("dbbench", {"train": str(path)})
+
+
+def test_a_database_that_cannot_be_read_is_named(bird: dict[str, str]) -> None:
+    (Path(bird["databases"]) / "schools/schools.sqlite").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match=r"schools\.sqlite cannot be read: file is not a database; give the folder"):
+        make_env("bird", bird)
 
 
 def test_rows_are_compared_as_sets_whatever_the_query(bird: dict[str, str]) -> None:

@@ -53,6 +53,7 @@ RECIPES = (
         "campfire": shaped(
             "campfire", [" S ", "SCS", "LLL"], {"S": item("stick"), "C": item("coal"), "L": {"tag": "minecraft:logs"}}
         ),
+        "lever": shaped("lever", ["#"], {"#": item("stone"), "X": item("stick")}),
         "dye": {"type": "minecraft:crafting_shapeless", "ingredients": [item("bone")], "result": "minecraft:dye"},
     }
     | {f"{wood}_planks": shapeless(f"{wood}_planks", [item(f"{wood}_log")], 4, "planks") for wood in WOODS}
@@ -83,6 +84,7 @@ def test_recipes_are_read_as_minecraft_writes_them(folder: str) -> None:
     assert str(book.recipes["torch"]) == "craft 4 torch using 1 coal, 1 stick"  # of the list, the first
     assert str(book.recipes["book"]) == "craft 1 book using 3 paper, 1 leather"
     assert str(book.recipes["campfire"]) == "craft 1 campfire using 3 stick, 1 coal, 3 logs"  # logs are not crafted
+    assert str(book.recipes["lever"]) == "craft 1 lever using 1 stone"  # its pattern has no stick
     assert str(book.recipes["dye"]) == "craft 1 dye using 1 bone"
     assert str(book.recipes["iron_block"]) == "craft 1 iron_block using 9 iron_ingot"
     assert "iron_ingot" not in book.recipes and "glass" not in book.recipes  # a block unpacked; smelted
@@ -142,6 +144,8 @@ def test_what_is_missing_is_said_with_what_to_fetch(folder: str) -> None:
         shaped("torch", ["X"], {"X": item("coal")}) | {"result": {"id": "minecraft:torch"}},  # Minecraft's from 1.20.5
         shaped("torch", ["X"], {"X": "minecraft:coal"}),  # from 1.21.2
         shapeless("torch", [[]]),
+        shapeless("torch", []),
+        shapeless("torch", [item("coal")], 0),
         shapeless("torch", [{"count": 2}]),
     ],
 )

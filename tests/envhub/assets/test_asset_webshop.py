@@ -204,6 +204,13 @@ def test_the_type_of_what_was_bought_scales_it() -> None:
     assert type_reward(product(Kind(name="canvas", category=("q",))), asked) == 1.0
 
 
+def test_products_without_an_instruction_are_named(tmp_path: Path) -> None:
+    for name, content in (("shuffle", [item(0)]), ("ins_v2", {}), ("human_ins", {})):
+        (tmp_path / f"items_{name}.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"products`: the first 7 products in .* have no instructions; increase it"):
+        make_env("webshop", {"folder": str(tmp_path), "products": 7})
+
+
 def test_what_is_missing_is_said_with_what_to_fetch(folder: str, tmp_path: Path) -> None:
     for options, why in (
         ({}, "`env.options.folder` must be set; get items_shuffle.json"),
