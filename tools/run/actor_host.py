@@ -1,6 +1,7 @@
 """`slipstream actors`: start this host's actors, restart those that crash, and end them in order."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -30,10 +31,7 @@ GRACE_S = LEAVE_S + 2.0  # after the drain; an actor ends by itself sooner
 
 
 def host_actors(config: Config) -> int:
-    """Run `actors.count` actors, or the number that `slipstream scale` set, until their run is over.
-
-    Return the exit code. On a signal or a preemption notice the actors drain, and the code is 75.
-    """
+    """Run `actors.count` actors, or the number that `slipstream scale` set, until the run is over; return the code."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; name the Redis server of the run, as redis.url=redis://host:6379")
     reward_parts(config.env.entries())  # the run's own count, but this file is usually the same
@@ -41,7 +39,7 @@ def host_actors(config: Config) -> int:
     shutdown = Shutdown()
     if config.actors.notices != "none":
         watch_notices(config.actors.notices, shutdown)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as settings:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as settings:
         settings.write(dump_config(config))
         settings.flush()
 
@@ -63,16 +61,18 @@ class Host:
     """Supervises the actors of this host, one in each slot. On GPUs, a slot has the devices of one engine."""
 
     def __init__(self, config: Config, command: Callable[[str], list[str]], *, devices: list[str]) -> None:
-        """`command` returns the command that starts an actor; `devices` are the GPUs, none on a CPU.
-
-        Raises ConfigError for fewer GPUs than one engine needs.
-        """
-        together = config.actors.tensor_parallel
+        """`command` starts an actor; `devices` are the GPUs, none on a CPU. Raises ConfigError for too few of them."""
+        together, self.count = config.actors.tensor_parallel, config.actors.count
         if 0 < len(devices) < together:
             raise ConfigError(
                 f"`actors.tensor_parallel` must be <= {len(devices)}, the GPUs of this host, got {together}; lower it"
             )
-        self.count = config.actors.count
+        if 0 < len(devices) < self.count * together and not config.actors.limits_memory:
+            raise ConfigError(
+                f"`actors.count` must be <= {len(devices) // together} for the GPUs of this host "
+                f"({', '.join(devices)}), got {self.count}, each with actors.tensor_parallel={together}; lower it, or "
+                "let them share GPUs by `actors.kv_cache_bytes`"
+            )
         self._config = config
         self._command = command
         starts = range(0, len(devices) - together + 1, together)
@@ -81,7 +81,7 @@ class Host:
         self._leaving: set[int] = set()
         self._renamed: set[int | None] = set()  # ended processes whose slot already has its next name
         self._life = secrets.token_hex(4)  # two containers may have the same host name and the same process ids
-        self._num_named = 0
+        self._numbers = itertools.count()
 
     @property
     def is_done(self) -> bool:
@@ -140,8 +140,7 @@ class Host:
         print(f"actor {name}{where}: {log}", flush=True)
 
     def _new_name(self) -> str:
-        self._num_named += 1
-        return f"{socket.gethostname()}-{os.getpid()}-{self._life}-{self._num_named - 1}"
+        return f"{socket.gethostname()}-{os.getpid()}-{self._life}-{next(self._numbers)}"
 
 
 @contextlib.contextmanager

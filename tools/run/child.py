@@ -90,8 +90,8 @@ class Child:
         now = time.monotonic()
         if self._restart_at == 0.0:
             self._end_offspring()
-        if self._restart_at == 0.0 and now - self._started_at > STABLE_S:
-            self._num_restarts = 0
+            if now - self._started_at > STABLE_S:
+                self._num_restarts = 0
         if self.exit_code == EXIT_BAD_INPUT or self._num_restarts >= MAX_RESTARTS:
             return False
         if self._restart_at == 0.0:
@@ -107,10 +107,7 @@ class Child:
         return True
 
     def new_lines(self, about: str) -> list[str]:
-        """The lines with the text `about` that its log has got since the last call; of a long log a part.
-
-        None of a log that was moved away meanwhile.
-        """
+        """The lines with the text `about` that its log has got since the last call; of a long log a part."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:
@@ -184,7 +181,11 @@ class Child:
 
     def last_log_lines(self) -> str:
         """The end of its log, which has the reason of its end; only that one line if it rejected its input."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_READ_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
         if self.exit_code != EXIT_BAD_INPUT:
             return printable_block("\n".join(lines[-LOG_TAIL_LINES:]))
         reasons = [line for line in lines if TORCHRUN not in line]  # it writes more after the reasons of its ranks

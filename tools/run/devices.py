@@ -32,12 +32,9 @@ class Split:
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU.
-
-    As for CUDA, -1 in that list is no GPU, and those after it are not seen.
-    """
+    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU."""
     visible = os.environ.get(VARIABLE)
-    if visible is not None:
+    if visible is not None:  # CUDA does not see those after a -1 either
         named = itertools.takewhile(lambda device: device != "-1", map(str.strip, visible.split(",")))
         return [device for device in named if device]
     if shutil.which("nvidia-smi") is None:

@@ -35,8 +35,8 @@ class Stage:
         self.journal.touch()
         self.stays = folder / "journal.stays"  # while this file exists, stand-ins ignore SIGTERM
 
-    def host(self, *, count: int, devices: list[str], tensor_parallel: int = 1, script: str = STAND_IN) -> Host:
-        settings = [f"actors.count={count}", f"actors.tensor_parallel={tensor_parallel}", "actors.drain_s=0"]
+    def host(self, *settings: str, count: int, devices: list[str], script: str = STAND_IN) -> Host:
+        settings = (f"actors.count={count}", "actors.drain_s=0", *settings)
         config = load_config(None, [f"run.root={self._folder}", *settings])
         self._hosts.append(Host(config, lambda name: ["sh", "-c", script, str(self.journal), name], devices=devices))
         return self._hosts[-1]
@@ -74,18 +74,29 @@ def test_each_gpu_has_an_engine_of_its_own(stage: Stage) -> None:
 
 
 def test_an_engine_may_have_several_gpus_and_what_is_left_over_stays_idle(stage: Stage) -> None:
-    host = stage.host(count=1, devices=["0", "1", "2", "3", "4"], tensor_parallel=2)
+    host = stage.host("actors.tensor_parallel=2", count=1, devices=["0", "1", "2", "3", "4"])
     host.want(9)
     stage.tended(host, lambda: len(stage.started()) == 2)
     assert stage.started() == ["0 gpu=0,1", "1 gpu=2,3"]
+
+
+def test_engines_share_a_gpu_only_if_they_limit_their_memory(stage: Stage) -> None:
     with pytest.raises(ConfigError, match=r"`actors.tensor_parallel` must be <= 2, the GPUs of this host, got 4"):
-        stage.host(count=1, devices=["0", "1"], tensor_parallel=4)
+        stage.host("actors.tensor_parallel=4", count=1, devices=["0", "1"])
+    with pytest.raises(ConfigError, match=r"`actors.count` must be <= 2 for the GPUs of this host \(0, 1\), got 3, "):
+        stage.host(count=3, devices=["0", "1"])
+    host = stage.host("actors.kv_cache_bytes=4294967296", count=2, devices=["0"])
+    stage.tended(host, lambda: len(stage.started()) == 2)
+    assert stage.started() == ["0 gpu=0", "1 gpu=0"]
 
 
 def test_more_are_started_and_the_last_are_told_to_leave_as_is_wanted(stage: Stage) -> None:
     host = stage.host(count=1, devices=["0", "1", "2"])
+    host.want(0)
+    assert host.count == 1
     stage.tended(host, lambda: stage.started() == ["0 gpu=0"])
-    host.want(3)
+    host.want(9)
+    assert host.count == 3
     stage.tended(host, lambda: len(stage.started()) == 3)
     stage.stays.touch()
     host.want(1)
@@ -101,14 +112,6 @@ def test_more_are_started_and_the_last_are_told_to_leave_as_is_wanted(stage: Sta
     stage.tended(host, lambda: len(stage.started()) == 4)
     assert stage.started()[3] == "3 gpu=1"
     stage.tended(host, lambda: len(host._slots) == 2)
-
-
-def test_no_fewer_than_one_is_wanted_and_no_more_than_there_are_gpus(stage: Stage) -> None:
-    host = stage.host(count=1, devices=["0", "1"])
-    host.want(0)
-    assert host.count == 1
-    host.want(9)
-    assert host.count == 2
 
 
 def test_what_crashed_is_started_again_under_a_new_name(stage: Stage) -> None:
@@ -160,11 +163,3 @@ def test_the_gpus_are_those_that_are_visible_else_all(tmp_path: Path, monkeypatc
     monkeypatch.setattr(devices_module, "NVIDIA_SMI_TIMEOUT_S", 0.2)
     with pytest.raises(ConfigError, match=r"failed to list the GPUs \(.* timed out .*\).*`actors.devices`"):
         visible_devices()
-
-
-def test_more_actors_than_named_gpus_are_refused() -> None:
-    assert load_config(None, ["actors.devices=[0,3]", "actors.count=2"]).actors.devices == ["0", "3"]
-    with pytest.raises(ConfigError, match=r"`actors.count` must be <= 2, the number of actors.devices"):
-        load_config(None, ["actors.devices=[0,3]", "actors.count=3"])
-    with pytest.raises(ConfigError, match=r"`actors.count` must be <= 1, the number of actors.devices"):
-        load_config(None, ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"])

@@ -68,6 +68,16 @@ def a_child(tmp_path: Path, script: str) -> Child:
     return Child("child", ["sh", "-c", script], log=tmp_path / "logs" / "child.log", environment={"GREETING": "hello"})
 
 
+@pytest.fixture
+def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernel's counts, of three processes that it has killed; crashed children are restarted at once."""
+    counts = tmp_path / "vmstat"
+    counts.write_text("nr_free_pages 100\noom_kill 3\n")
+    monkeypatch.setattr(child_module, "COUNTS", counts)
+    monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
+    return counts
+
+
 def ended(tmp_path: Path, script: str) -> Child:
     child = a_child(tmp_path, script)
     child.start()
@@ -88,14 +98,7 @@ def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path
     assert child.last_log_lines() == "hello\ntrouble"
 
 
-def test_a_log_that_was_moved_away_has_no_new_lines(tmp_path: Path) -> None:
-    child = ended(tmp_path, "echo restarting; echo rest")
-    assert child.new_lines("restarting") == ["restarting"]
-    child.log.rename(tmp_path / "kept.log")
-    assert child.new_lines("restarting") == []
-
-
-def test_new_lines_are_found_after_a_truncation_and_after_a_line_without_end(
+def test_new_lines_are_found_after_a_truncation_and_after_a_line_without_end_and_none_of_a_log_that_was_moved_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = ended(tmp_path, "echo restarting; echo rest")
@@ -105,6 +108,10 @@ def test_new_lines_are_found_after_a_truncation_and_after_a_line_without_end(
     assert child.new_lines("restarting") == ["restarting"]
     child.log.write_text("restarting\n" + "\r50 %" * 32 + "\nrestarting again\n")
     assert [line for _ in range(9) for line in child.new_lines("restarting")] == ["restarting again"]
+    assert child.last_log_lines().endswith("\nrestarting again")
+    assert len(child.last_log_lines().encode()) <= child_module.MAX_READ_BYTES, "the rest of a log stays on its disk"
+    child.log.rename(tmp_path / "kept.log")
+    assert child.new_lines("restarting") == [] and child.last_log_lines() == ""
 
 
 def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +125,8 @@ def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkey
 
 
 def test_a_child_that_was_killed_too_often_has_a_code_and_a_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, counts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = tmp_path / "vmstat"
-    counts.write_text("oom_kill 3\n")
-    monkeypatch.setattr(child_module, "COUNTS", counts)
-    monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
     child = a_child(tmp_path, "kill -9 $$")
     child.start()
     wait_until(lambda: not child.keep_up(), "its end to be seen")
@@ -149,12 +152,8 @@ def test_a_second_sigterm_ends_a_supervisor_at_once_and_changes_nothing_for_its_
 
 
 def test_lack_of_memory_is_named_where_the_kernel_killed_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, counts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = tmp_path / "vmstat"
-    counts.write_text("nr_free_pages 100\noom_kill 3\n")
-    monkeypatch.setattr(child_module, "COUNTS", counts)
-    monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
     child = a_child(tmp_path, "kill -9 $$")
     child.start()
     wait_until(lambda: child.exit_code == -9, "its death")

@@ -13,55 +13,51 @@ def split(settings: list[str], visible: list[str]) -> Split:
     return split_devices(load_config(None, settings), visible)
 
 
-def test_a_cpu_has_nothing_to_split() -> None:
-    assert split([], []) == Split(learner=[], actors=[])
-    assert str(split([], [])) == "none"
+OF_BOTH = ["learner.devices=[7]", "actors.devices=[6]", "actors.count=1"]
+SPLITS: dict[str, tuple[list[str], list[str], list[str], list[str]]] = {
+    "a CPU": ([], [], [], []),
+    "the first for the learner": (["learner.ranks=4"], EIGHT, EIGHT[:4], EIGHT[4:]),
+    "one for each": (["actors.count=1"], ["0", "1"], ["0"], ["1"]),
+    "the actors' are named": (["actors.devices=[0,1]", "learner.ranks=2"], EIGHT, ["2", "3"], ["0", "1"]),
+    "the learner's is named": (["learner.devices=[5]", "actors.count=7"], EIGHT, ["5"], [*EIGHT[:5], "6", "7"]),
+    "both are named": (OF_BOTH, EIGHT, ["7"], ["6"]),
+    "both are named, and none is found": (OF_BOTH, [], ["7"], ["6"]),
+    "there is only one": (["actors.count=1"], ["0"], ["0"], ["0"]),
+}
 
 
-def test_the_learner_gets_the_first_gpus_and_the_actors_the_others() -> None:
-    assert split(["learner.ranks=4"], EIGHT) == Split(learner=EIGHT[:4], actors=EIGHT[4:])
-    assert split(["actors.count=1"], ["0", "1"]) == Split(learner=["0"], actors=["1"])
-    assert str(split(["actors.count=1"], ["0", "GPU-5d3f"])) == "learner 0; actors GPU-5d3f"
+@pytest.mark.parametrize("case", SPLITS)
+def test_the_learner_gets_the_first_gpus_and_the_actors_the_others_unless_they_are_named(case: str) -> None:
+    settings, visible, learner, actors = SPLITS[case]
+    assert split(settings, visible) == Split(learner=learner, actors=actors)
 
 
-def test_what_one_side_names_is_kept_and_the_other_side_gets_the_rest() -> None:
-    assert split(["actors.devices=[0,1]", "learner.ranks=2"], EIGHT) == Split(learner=["2", "3"], actors=["0", "1"])
-    assert split(["learner.devices=[5]", "actors.count=7"], EIGHT).actors == ["0", "1", "2", "3", "4", "6", "7"]
-    both = split(["learner.devices=[7]", "actors.devices=[6]", "actors.count=1"], EIGHT)
-    assert both == Split(learner=["7"], actors=["6"])
-    # What is named counts, also where no GPU was found.
-    assert split(["learner.devices=[7]", "actors.devices=[6]", "actors.count=1"], []) == both
-
-
-def test_learner_and_one_actor_share_a_gpu() -> None:
-    assert split(["actors.count=1"], ["0"]) == Split(learner=["0"], actors=["0"])
+def test_a_split_says_who_has_which_gpus_and_which_are_shared() -> None:
+    assert [str(split(["actors.count=1"], gpus)) for gpus in ([], ["0", "GPU-5d3f"])] == [
+        "none",
+        "learner 0; actors GPU-5d3f",
+    ]
     assert split(["actors.count=1", "learner.devices=[3]", "actors.devices=[3]"], EIGHT).shared == ["3"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "visible", "message"),
+    ("settings", "message"),
     [
-        (["learner.ranks=9"], EIGHT, "`learner.ranks` must be <= 8, the GPUs for the learner"),
+        (["learner.ranks=9"], "`learner.ranks` must be <= 8, the GPUs for the learner"),
+        (["learner.ranks=7", "actors.count=2"], r"`actors.count` must be <= 1 for the GPUs of the actors \(7\), got 2"),
+        (["actors.tensor_parallel=4", "actors.count=2"], "must be <= 1 .* got 2, each with actors.tensor_parallel=4"),
+        (["learner.devices=[0]", "learner.ranks=2"], "`learner.ranks` must be <= 1, the number of learner.devices"),
+        (["actors.devices=[0,3]", "actors.count=3"], "`actors.count` must be <= 2, the number of actors.devices"),
         (
-            ["learner.ranks=7", "actors.count=2"],
-            EIGHT,
-            r"`actors.count` must be <= 1 for the GPUs of the actors \(7\), got 2",
+            ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"],
+            "must be <= 1, the number of actors.dev",
         ),
-        (
-            ["actors.tensor_parallel=4", "actors.count=2"],
-            EIGHT,
-            "`actors.count` must be <= 1 .* got 2, each with actors.tensor_parallel=4",
+        *(
+            ([f"actors.gpu_memory_utilization={share}"], r"`actors.gpu_memory_utilization` must be in \(0, 1\]")
+            for share in (0, -0.5, 1.5)
         ),
     ],
 )
-def test_too_few_gpus_are_refused_with_what_to_do(settings: list[str], visible: list[str], message: str) -> None:
+def test_too_few_gpus_and_an_impossible_share_are_refused_with_what_to_do(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        split(settings, visible)
-
-
-def test_settings_without_gpus_for_every_rank_or_with_an_impossible_share_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`learner.ranks` must be <= 1, the number of learner.devices"):
-        load_config(None, ["learner.devices=[0]", "learner.ranks=2"])
-    for share in (0, -0.5, 1.5):
-        with pytest.raises(ConfigError, match=r"`actors.gpu_memory_utilization` must be in \(0, 1\]"):
-            load_config(None, [f"actors.gpu_memory_utilization={share}"])
+        split(settings, EIGHT)
