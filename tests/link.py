@@ -1,4 +1,4 @@
-"""A proxy of TCP connections that can delay, hold back or lose traffic, for tests of faults."""
+"""A proxy of TCP connections that can be cut for a while, for tests of faults."""
 
 import asyncio
 import threading
@@ -15,13 +15,8 @@ class Link:
 
     def __init__(self, port: int, *, listen: Path | None = None) -> None:
         """It listens on a free port of loopback, or on the socket file `listen`."""
-        self.delay_s = 0.0  # before each piece of up to CHUNK_BYTES is forwarded, in either direction
         self.is_cut = False  # nothing is forwarded; connections stay open and continue when this is False again
-        self.is_deaf = False  # replies are lost; the connections are then unusable, so reset() must follow
-        self.num_passed = 0  # pieces forwarded, in either direction
         self.num_held = 0  # pieces that waited because the link was cut
-        self.num_lost = 0  # replies lost
-        self.num_broken = 0  # connections broken by reset()
         self.port = 0  # it listens here
         self._upstream, self._listen = port, listen
         self._loop = asyncio.new_event_loop()
@@ -39,16 +34,6 @@ class Link:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(START_TIMEOUT_S)
-
-    def reset(self) -> None:
-        """Break every connection soon after; new connections are accepted at once."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._break)
-
-    def _break(self) -> None:
-        self.num_broken += len(self._pumps) // 2
-        for pump in self._pumps:
-            pump.cancel()
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
@@ -75,23 +60,17 @@ class Link:
             writer.close()
             return
         for pair in ((reader, forth), (back, writer)):
-            pump = asyncio.create_task(self._pump(*pair, replies=pair[0] is back))
+            pump = asyncio.create_task(self._pump(*pair))
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while piece := await reader.read(CHUNK_BYTES):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
                 if self.is_cut:
                     self.num_held += 1
                     while self.is_cut:  # noqa: ASYNC110 - another thread sets it
                         await asyncio.sleep(POLL_S)
-                if replies and self.is_deaf:
-                    self.num_lost += 1
-                    continue
-                self.num_passed += 1
                 writer.write(piece)
                 await writer.drain()
             writer.close()

@@ -16,9 +16,6 @@ from slipstream.tools.lab.soak.cast import Cast
 from tests.replay.records.attempts import Views
 from tests.waiting import wait_until
 
-DEADLINE_S = 120.0
-POLL_S = 0.02
-
 
 @contextlib.contextmanager
 def playing(cast: Cast) -> Iterator[Cast]:

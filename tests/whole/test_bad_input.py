@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> "Refused":
 
 def num_children() -> int:
     """The processes that this one has started, without the images from which tests fork."""
-    return sum("tests.preload" not in child.cmdline() for child in psutil.Process().children())
+    return sum("tests.preload_image" not in child.cmdline() for child in psutil.Process().children())
 
 
 class Refused:

@@ -24,7 +24,8 @@ class ChatServer:
 
     def body(self, messages: Sequence[Mapping[str, Any]]) -> bytes:
         """The request for an answer to `messages`."""
-        return json.dumps({**self.request, "model": self.model, "messages": messages}, sort_keys=True).encode()
+        body = {**self.request, "model": self.model, "messages": messages}
+        return json.dumps(body, sort_keys=True, allow_nan=False).encode()
 
 
 def read_chat_file(path: Path) -> ChatServer:
@@ -47,4 +48,9 @@ def read_chat_file(path: Path) -> ChatServer:
         client.read_key()
     except ConfigError as error:
         raise ConfigError(f"`{path}`: {error}") from None
-    return ChatServer(client=client, model=model, request=dict(sent))
+    server = ChatServer(client=client, model=model, request=dict(sent))
+    try:
+        server.body([])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`{key}.request` must have values of JSON, got {sent}: {error}; correct them") from None
+    return server

@@ -4,14 +4,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import check_apart, held, remove_left, sync, whole_file
 from slipstream.common.process.run_dir import run_of
+from slipstream.common.rows.row_source import Row
 from slipstream.tools.terminal.output_lines import json_line
 
-Row = dict[str, Any]
 RECORDS = ("metrics.jsonl", "samples.jsonl", "preferences.jsonl")  # of a run
 
 

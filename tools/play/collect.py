@@ -24,12 +24,13 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.long_work import report_on_stderr
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
+from slipstream.common.rows.row_source import Row
 from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import EnvError
 from slipstream.tools.data.chat_file import read_chat_file
-from slipstream.tools.data.row_files import Row, rows_to, write_rows
+from slipstream.tools.data.row_files import rows_to, write_rows
 from slipstream.tools.play.collect_server import Journal, play_served, scoring_of
 from slipstream.tools.play.fixed_policy import attempt_at, fixed_tokenizer, start_fixed_policy
 from slipstream.tools.play.retrace import retrace
@@ -103,10 +104,13 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
     server, tasks = read_chat_file(Path(options.server)), tasks_to_play(options, config)
     with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
-        if any(group not in tasks or member >= config.replay.group_size for group, member in journal.played):
+        if any(
+            tasks.get(group) != episode.task or member >= config.replay.group_size
+            for (group, member), episode in journal.played.items()
+        ):
             raise ConfigError(
                 f"{journal.path} has episodes of other tasks, or more of each; repeat that command (--first-task, "
-                "--num-tasks and replay.group_size), or name another FILE"
+                "--num-tasks, --held-out and replay.group_size), or name another FILE"
             )
         try:
             num_failed = asyncio.run(play_served(config, server, tokenizer, tasks, journal=journal))
@@ -245,16 +249,10 @@ async def play_task(tree: EpisodeTree, config: Config, options: CollectOptions) 
             *(tree.label(each, num_completions=options.completions, max_turns=max_turns) for each in whole)
         )
         return
-    if options.search == "none":
-        await asyncio.gather(*(tree.play_out(START, max_turns=max_turns) for _ in range(config.replay.group_size)))
-        return
-    await _search(tree, options)
-    if not tree.has_ended:
-        await tree.play_out(tree.best, max_turns=max_turns)
-
-
-async def _search(tree: EpisodeTree, options: CollectOptions) -> None:
     match options.search:
+        case "none":
+            await asyncio.gather(*(tree.play_out(START, max_turns=max_turns) for _ in range(config.replay.group_size)))
+            return
         case "tree_of_thoughts":
             await tree_of_thoughts(tree, width=options.width, beam=BEAM)
         case "dfsdt":
@@ -263,6 +261,8 @@ async def _search(tree: EpisodeTree, options: CollectOptions) -> None:
             await graph_of_thoughts(tree, width=options.width, beam=BEAM, budget=options.budget)
         case _:
             await mcts(tree, width=options.width, budget=options.budget, exploration=EXPLORATION)
+    if not tree.has_ended:
+        await tree.play_out(tree.best, max_turns=max_turns)
 
 
 def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajectory]:

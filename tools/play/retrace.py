@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Self, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +21,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.records.message import bare
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.rows.message_fields import read_messages
-from slipstream.common.rows.row_source import BadRow, read_lines
+from slipstream.common.rows.row_source import BadRow, Row, read_lines
 from slipstream.common.text.action_format import ActionFormat, format_of
 from slipstream.common.text.chat import ChatRules, reply_form
 from slipstream.common.text.transcript import Transcriber
@@ -32,7 +32,6 @@ from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import completion_of, expert_episodes, expert_reply
 
 STATE = "retraced"
-Row = dict[str, Any]
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -47,11 +46,12 @@ class Retraced:
 
 
 class Retracer:
-    """Generates recorded replies before turn `cut`, then perhaps one mistake, then the actions of the expert."""
+    """Generates recorded replies before a random turn, then perhaps one mistake, then the actions of the expert."""
+
+    _env: Env
 
     def __init__(
         self,
-        env: Env,
         tokenizer: PreTrainedTokenizerBase,
         written_as: ActionFormat,
         *,
@@ -59,13 +59,18 @@ class Retracer:
         mistake: bool,
         dice: random.Random,
     ) -> None:
-        self._env, self._tokenizer, self._format, self._dice = env, tokenizer, written_as, dice
+        """`playing_in` sets the environment."""
+        self._tokenizer, self._format, self._dice = tokenizer, written_as, dice
         self._replies, self._mistake = replies, mistake
         self._cut = dice.randrange(len(replies))
         self._form = reply_form(tokenizer)
         self._turn = 0
         self.num_foreign = self._cut + mistake  # turns that are not the expert's
         self.has_no_mistake = False  # there was no other admissible action
+
+    def playing_in(self, env: Env, _: int) -> Self:
+        self._env = env
+        return self
 
     async def generate(
         self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
@@ -93,24 +98,20 @@ def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokeni
     done, written_as = Retraced(), format_of(config.env)
     transcriber, scoring = Transcriber(tokenizer, rules=ChatRules.of(config.model)), scoring_of(config, tokenizer)
     for number, task, replies, row in _recorded(Path(options.retrace), config, done.left_out):
-        players: list[Retracer] = []
-
-        def player(env: Env, number: int, replies: Sequence[str] = replies, made: list[Retracer] = players) -> Retracer:
-            dice = random.Random(f"{config.run.seed}/{number}")
-            made.append(Retracer(env, tokenizer, written_as, replies=replies, mistake=options.mistake, dice=dice))
-            return made[-1]
-
+        dice = random.Random(f"{config.run.seed}/{number}")
+        player = Retracer(tokenizer, written_as, replies=replies, mistake=options.mistake, dice=dice)
+        episodes = expert_episodes(config, tokenizer, {number: task}, sampler=player.playing_in, scoring=scoring)
         try:
-            (trajectory,) = expert_episodes(config, tokenizer, {number: task}, sampler=player, scoring=scoring)
+            (trajectory,) = episodes
         except (EnvError, EpisodeFailed) as failure:
             log.warning("row %d failed and is left out: %s", number, failure)
             done.left_out["failed in the environment"] += 1
             continue
         new = row_of(trajectory, transcriber, state=STATE, step=None)
-        if reason := _reason_to_leave_out(new, players[0]):
+        if reason := _reason_to_leave_out(new, player):
             done.left_out[reason] += 1
         else:
-            _spare_foreign(new, players[0].num_foreign)
+            _spare_foreign(new, player.num_foreign)
             done.rows.append(new | {"group_id": row.get("group_id", number), "member": number})
     return done
 

@@ -9,20 +9,19 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.rows.row_source import Row
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.data.row_files import rows_to, write_rows
 from slipstream.tools.replay.run_records import RecordedGroup, RunRecords
 
 UNREADABLE = "unreadable"
-Row = dict[str, Any]
 
 
 def export(

@@ -18,7 +18,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
-from slipstream.tools.road.road_file import TRAINING, Stage, check_stages, read_stages
+from slipstream.tools.road.road_file import TRAINING, Stage, check_stages, read_stages, setting
 from slipstream.tools.road.road_table import (
     COLUMNS,
     Done,
@@ -122,7 +122,7 @@ def _finish(
     save_records(records, folder, config)
     if not code and stage.command[0] in TRAINING:
         output = folder / f"{stage.name}-evaluation.jsonl"
-        command = [*CLI, "eval", str(folder / "evaluation.yaml"), f"model.path='{stage.made}'"]
+        command = [*CLI, "eval", str(folder / "evaluation.yaml"), setting("model.path", stage.made)]
         if not (code := _run(stage.name, command, run_dir.log(stage.name), shutdown, output=output)):
             done.evaluation = evaluation_of(output)
     if code:
@@ -143,15 +143,15 @@ def _command(stage: Stage, saved: str) -> list[str]:
     if verb == "collect":
         return [*CLI, verb, str(stage.made), saved, "--force", *options]
     if verb == "up" and stage.run_dir.config.exists():
-        return [*CLI, verb, "--resume", stage.config.run.name, f"run.root={stage.config.run.root}"]
+        return [*CLI, verb, "--resume", stage.config.run.name, setting("run.root", stage.config.run.root)]
     return [*CLI, *verb.split(), saved, *options]
 
 
 def _export(stage: Stage) -> list[str]:
     """The command that writes the episodes on which the run of a stage was trained, in the tokens of its model."""
     run, steps = stage.config.run, f"1:{stage.config.learner.steps}"
-    settings = [f"run.name='{run.name}'", f"run.root='{run.root}'", f"model.path='{stage.config.model.path}'"]
-    return [*CLI, "replay", "export", str(stage.rows), *settings, "--steps", steps]
+    given = {"run.name": run.name, "run.root": run.root, "model.path": stage.config.model.path}
+    return [*CLI, "replay", "export", str(stage.rows), *map(setting, given, given.values()), "--steps", steps]
 
 
 def _run(name: str, command: list[str], log: Path, shutdown: Shutdown, *, output: Path | None = None) -> int:

@@ -17,6 +17,7 @@ whole road is checked before its first stage starts.
 
 import contextlib
 import io
+import json
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -121,8 +122,9 @@ def read_stages(name: str, settings: Sequence[str], shared: Config) -> list[Stag
 
     Raises ConfigError, with the stage.
     """
-    model = [f"model.path='{shared.model.path}'"] if shared.model.path else []  # it may have been an id of the Hub
-    base = load(parsed(["up", *settings, *model, f"run.name='{shared.run.name}-base'", "warm_start.episodes=0"]))
+    model = [setting("model.path", shared.model.path)] if shared.model.path else []  # it may have been an id of the Hub
+    name_of_base = setting("run.name", f"{shared.run.name}-base")
+    base = load(parsed(["up", *settings, *model, name_of_base, "warm_start.episodes=0"]))
     made = Path(shared.model.path or RunDir(base.run.root, base.run.name).model)
     stages = [Stage(name="base", config=base, command=["base"], options=None, made=made)]
     for title, given in (item for listed in read_file(name).stages for item in listed.items()):
@@ -168,7 +170,7 @@ def _rounds(
             stages.append(replace(stage, part=(title, number)))
     if not any(stage.command[0] in TRAINING for stage in stages[first:]):
         raise ConfigError("no stage of its rounds trains the model; add `fit sft`, `fit dpo` or `up`")
-    config = load(parsed(["up", *settings, f"run.name='{shared.run.name}-{title}'"]))
+    config = load(parsed(["up", *settings, setting("run.name", f"{shared.run.name}-{title}")]))
     made, verb = RunDir(config.run.root, config.run.name).trained_model, ["rounds", str(given.rounds)]
     return [*stages[first:], Stage(name=title, config=config, command=verb, options=None, made=made)]
 
@@ -189,7 +191,7 @@ def _stage(
     rows = RunDir(shared.run.root, shared.run.name).path / f"{name}.jsonl"
     model = next(stage.made for stage in reversed(before) if stage.command[0] in TRAINING)
     file, off = ([str(rows)], []) if verb == "collect" else ([], ["eval.num_tasks=0"])  # the road evaluates
-    own = [f"run.name='{shared.run.name}-{name}'", f"model.path='{model}'"]
+    own = [setting("run.name", f"{shared.run.name}-{name}"), setting("model.path", model)]
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             arguments = parsed([*verb.split(), *file, *settings, *off, *rest, *own])
@@ -221,4 +223,9 @@ def _with_path(word: str, after: str, before: Sequence[Stage]) -> str:
     if found[2] not in made:
         raise ConfigError(f"`{word}` must name an earlier stage: {', '.join(made)}")
     is_setting = found[1] and not word.startswith("-")
-    return f"{found[1]}'{made[found[2]]}'" if is_setting else found[1] + made[found[2]]
+    return setting(found[1][:-1], made[found[2]]) if is_setting else found[1] + made[found[2]]
+
+
+def setting(key: str, value: object) -> str:
+    """The setting of `key` to a text, which YAML reads as it is, whatever characters it has."""
+    return f"{key}={json.dumps(str(value), ensure_ascii=False)}"

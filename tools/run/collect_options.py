@@ -8,6 +8,7 @@ from slipstream.envhub.catalogue import num_rows, num_train_tasks
 from slipstream.tools.terminal.options import check_options
 
 DEFAULT_NUM_TASKS = 100
+WIDTH, BUDGET = 3, 60
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
 
 
@@ -17,8 +18,8 @@ class CollectOptions:
     first_task: Whole = 0  # index of the first of them
     held_out: bool = False  # play held-out tasks instead, for comparisons: `slipstream fit` refuses their rows
     search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts, ...
-    width: Count = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
-    budget: Count = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
+    width: Count = WIDTH  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
+    budget: Count = BUDGET  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
     reward_model: str = ""  # guides a search, not dfsdt: a folder of `fit prm` or `export --critic`, or a URL
     completions: Whole = 0  # label each turn with the share of N episodes from there that succeed, for `fit prm`
     server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
@@ -37,6 +38,13 @@ class CollectOptions:
                 not self.expert or self.search == "none",
                 "none with --expert",
                 "an expert plays one episode of each task",
+            ),
+            ("width", self.search != "none" or self.width == WIDTH, "left out without --search", "choose a search"),
+            (
+                "budget",
+                self.search not in ("none", "tree_of_thoughts") or self.budget == BUDGET,
+                "left out without --search dfsdt, mcts or graph_of_thoughts",
+                "choose one of these",
             ),
             (
                 "server",

@@ -43,18 +43,21 @@ function el(tag, attributes, ...children) {
     else node.setAttribute(name, printable(String(value)));
   }
   for (const child of children.flat()) {
-    if (child !== null && child !== undefined) node.append(child instanceof Node ? child : printable(String(child)));
+    if (!unknown(child)) node.append(child instanceof Node ? child : printable(String(child)));
   }
   return node;
 }
 
+const unknown = (value) => value === null || value === undefined;
 const link = (place, ...children) => el("a", { href: "#" + place }, ...children);
-const number = (value, digits = 3) => (value === null || value === undefined ? "" : Number(value).toFixed(digits));
+const number = (value, digits = 3) => (unknown(value) ? "" : Number(value).toFixed(digits));
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const yesOrNo = (value) => el("span", { class: value ? "yes" : "no" }, value ? "solved" : "not solved");
 const words = (text, kind) => el("div", { class: "words " + kind }, text);
+const kindOf = (turn) => (turn.valid_action ? "action" : "action invalid");
 
 function facts(pairs) {
-  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const shown = pairs.filter(([, value]) => !unknown(value) && value !== "");
   return el("div", { class: "facts" }, shown.map(([name, value]) => el("div", {}, el("span", {}, name), value)));
 }
 
@@ -67,15 +70,19 @@ const cell = (...children) => el("td", {}, ...children);
 const numberCell = (content) => el("td", { class: "number" }, content);
 
 function meter(share) {
-  if (share === null || share === undefined) return el("span", {}, "");
+  if (unknown(share)) return el("span", {}, "");
   const fill = el("i");
   fill.style.width = 100 * Math.min(1, Math.max(0, share)) + "%";
   return el("span", {}, el("span", { class: "meter" }, fill), " " + number(share));
 }
 
+// `options` are pairs of a value and its text, or texts that are values too.
 function choice(label, options, chosen, onChange) {
   const select = el("select", { "aria-label": label, onchange: () => onChange(select.value) });
-  for (const [value, text] of options) select.append(el("option", { value }, text));
+  for (const option of options) {
+    const [value, text] = Array.isArray(option) ? option : [option, option];
+    select.append(el("option", { value }, text));
+  }
   select.value = chosen;
   return el("label", {}, el("span", { class: "quiet" }, label + " "), select);
 }
@@ -117,8 +124,8 @@ const ORDERS = {
 };
 
 function memberBox(place, member, group) {
-  const mean = group.returns.reduce((sum, value) => sum + value, 0) / group.returns.length;
-  const side = member.return > mean + 1e-6 ? "above" : member.return < mean - 1e-6 ? "below" : "";
+  const gained = member.return - mean(group.returns);
+  const side = gained > 1e-6 ? "above" : gained < -1e-6 ? "below" : "";
   const title = `member ${member.member}: return ${number(member.return)}, ${member.num_turns} turns, ` +
     `${member.num_tokens} tokens, lag ${member.lag}, ${member.stop_reason}, ${member.actor}`;
   return el("a", { href: `#${place}/members/${member.member}`, class: "member " + side, title }, number(member.return, 2));
@@ -143,7 +150,8 @@ async function showStep(step) {
       "episode with its return, green above the mean of its siblings and red below");
     list.replaceChildren(found, table(["group", "task", "lag", "returns by member"], rows));
   }
-  const field = el("input", { placeholder: "task, actor or stop reason", oninput: () => { wanted.text = field.value; draw(); } });
+  const set = (name) => (value) => { wanted[name] = value; draw(); };
+  const field = el("input", { placeholder: "task, actor or stop reason", oninput: () => set("text")(field.value) });
   const of = page.facts;
   main.replaceChildren(
     facts([["weights", of.policy_version], ["groups", of.num_groups], ["episodes", of.num_trajectories],
@@ -154,8 +162,8 @@ async function showStep(step) {
       ["log-probability of a token", number(of.logprob_mean)]]),
     neighbours("steps/", run.steps, step, "step "),
     el("div", { class: "bar" }, field,
-      choice("groups", Object.keys(KINDS).map((kind) => [kind, kind]), wanted.kind, (value) => { wanted.kind = value; draw(); }),
-      choice("order", Object.keys(ORDERS).map((order) => [order, order]), wanted.order, (value) => { wanted.order = value; draw(); })),
+      choice("groups", Object.keys(KINDS), wanted.kind, set("kind")),
+      choice("order", Object.keys(ORDERS), wanted.order, set("order"))),
     list);
   draw();
 }
@@ -179,13 +187,12 @@ function tree(place, members, depth) {
   }
   const forks = [...branches.values()].map((those) => {
     if (those.length === 1) {
-      const rest = those[0].turns.slice(depth).map((turn) => words(turn.action, turn.valid_action ? "action" : "action invalid"));
+      const rest = those[0].turns.slice(depth).map((turn) => words(turn.action, kindOf(turn)));
       return el("li", {}, rest, leaf(place, those[0]));
     }
-    const mean = those.reduce((sum, member) => sum + member.return, 0) / those.length;
-    const { action, valid_action } = those[0].turns[depth];
-    return el("li", {}, words(action, valid_action ? "action" : "action invalid"),
-      el("div", { class: "reward" }, `${those.length} members, mean return ${number(mean)}`), tree(place, those, depth + 1));
+    const earned = mean(those.map((member) => member.return));
+    return el("li", {}, words(those[0].turns[depth].action, kindOf(those[0].turns[depth])),
+      el("div", { class: "reward" }, `${those.length} members, mean return ${number(earned)}`), tree(place, those, depth + 1));
   });
   const ended = members.filter((each) => each.turns.length <= depth).map((member) => el("li", {}, leaf(place, member)));
   return el("ul", { class: "tree" }, forks, ended);
@@ -199,9 +206,10 @@ function leaf(place, member) {
 async function showGroup(step, groupId, as) {
   const place = `steps/${step}/groups/${groupId}`;
   const group = await get(place);
-  const wanted = { order: "member", prompts: "shown", as: as === "tree" ? "a tree" : "side by side" };
-  const mean = group.returns.reduce((sum, value) => sum + value, 0) / group.returns.length;
+  const wanted = { order: "by member", prompts: "shown", as: as === "tree" ? "a tree" : "side by side" };
+  const usual = mean(group.returns);
   const list = el("div", {});
+  const set = (name) => (value) => { wanted[name] = value; draw(); };
   const mark = (better, worse, undo) => guarded(async () => {
     group.marks = await keepMark({ step, group_id: groupId, better, worse, undo });
     draw();
@@ -215,11 +223,11 @@ async function showGroup(step, groupId, as) {
   ].flat();
   function draw() {
     const members = [...group.members];
-    if (wanted.order === "return") members.sort((one, other) => other.return - one.return);
+    if (wanted.order === "by return") members.sort((one, other) => other.return - one.return);
     if (wanted.as === "a tree") return list.replaceChildren(tree(place, members, 0));
     const heads = members.map((member) => el("div", {}, link(`${place}/members/${member.member}`, "member " + member.member),
-      " ", yesOrNo(member.success), el("div", {}, `return ${number(member.return)} (${member.return >= mean ? "+" : ""}` +
-        `${number(member.return - mean)} against the mean)`),
+      " ", yesOrNo(member.success), el("div", {}, `return ${number(member.return)} (${member.return >= usual ? "+" : ""}` +
+        `${number(member.return - usual)} against the mean)`),
       el("div", { class: "reward" }, rewardText(member.rewards)),
       el("div", { class: "reward" }, `lag ${member.lag}, versions ${member.oldest_policy_version} to ` +
         `${member.newest_policy_version}, ${member.stop_reason}`),
@@ -230,16 +238,16 @@ async function showGroup(step, groupId, as) {
       if (!turn) return cell();
       const earned = Object.values(turn.rewards).some((value) => value) ? rewardText(turn.rewards) : "";
       return cell(wanted.prompts === "shown" ? words(turn.prompt, "prompt") : null,
-        words(turn.action, turn.valid_action ? "action" : "action invalid"), el("div", { class: "reward" }, earned));
+        words(turn.action, kindOf(turn)), el("div", { class: "reward" }, earned));
     })));
     return list.replaceChildren(table(heads, rows, "siblings"));
   }
   main.replaceChildren(
-    facts([["task", group.task], ["lag of the oldest token", group.lag], ["mean return", number(mean)]]),
+    facts([["task", group.task], ["lag of the oldest token", group.lag], ["mean return", number(usual)]]),
     el("div", { class: "bar" },
-      choice("siblings", ["side by side", "a tree"].map((as) => [as, as]), wanted.as, (value) => { wanted.as = value; draw(); }),
-      choice("order", [["member", "by member"], ["return", "by return"]], wanted.order, (value) => { wanted.order = value; draw(); }),
-      choice("prompts", [["shown", "shown"], ["hidden", "hidden"]], wanted.prompts, (value) => { wanted.prompts = value; draw(); })),
+      choice("siblings", ["side by side", "a tree"], wanted.as, set("as")),
+      choice("order", ["by member", "by return"], wanted.order, set("order")),
+      choice("prompts", ["shown", "hidden"], wanted.prompts, set("prompts"))),
     list);
   draw();
 }
@@ -280,20 +288,13 @@ const HUES = {
 // What the loss made of a token: see replay/records/token_record.py.
 const FATES = [["rgba(39, 174, 96, 0.35)", "trained"], ["rgba(214, 137, 16, 0.5)", "at the clip: no gradient"],
   ["rgba(192, 57, 43, 0.5)", "left out, by the mask or as too old"]];
-const unknown = (value) => value === null || value === undefined;
+const GREEN = "39, 174, 96", BLUE = "41, 128, 185", ORANGE = "214, 137, 16", RED = "192, 57, 43";
+const shade = (colour, strength) => `rgba(${colour}, ${Math.min(0.85, Math.abs(strength))})`;
 // Equally strong for a half and a double.
-function ratioColour(value) {
-  if (unknown(value)) return "";
-  const strength = Math.min(0.85, Math.abs(Math.log(Math.max(value, 1e-6))));
-  return value > 1 ? `rgba(41, 128, 185, ${strength})` : `rgba(192, 57, 43, ${strength})`;
-}
-function advantageColour(value) {
-  if (unknown(value)) return "";
-  const strength = Math.min(0.85, Math.abs(value) / 2.5);
-  return value > 0 ? `rgba(39, 174, 96, ${strength})` : `rgba(192, 57, 43, ${strength})`;
-}
-const lagColour = (lag) => `rgba(214, 137, 16, ${lag === null ? 0 : Math.min(0.85, lag / Math.max(1, run.max_lag))})`;
-const logprobColour = (value) => `rgba(192, 57, 43, ${Math.min(0.85, -value / 5)})`;
+const ratioColour = (value) => (unknown(value) ? "" : shade(value > 1 ? BLUE : RED, Math.log(Math.max(value, 1e-6))));
+const advantageColour = (value) => (unknown(value) ? "" : shade(value > 0 ? GREEN : RED, value / 2.5));
+const lagColour = (lag) => shade(ORANGE, lag === null ? 0 : lag / Math.max(1, run.max_lag));
+const logprobColour = (value) => shade(RED, value / 5);
 
 function tokenNodes(turn, page, hue) {
   return turn.tokens.texts.map((text, place) => {
@@ -327,13 +328,13 @@ async function showEpisode(step, groupId, member, hue) {
       return node;
     });
     const hues = Object.keys(HUES).filter((name) => page.has_loss || !HUES[name].needsLoss);
-    keys.replaceChildren(choice("colour of tokens", hues.map((name) => [name, name]), hue, draw), ...swatches);
+    keys.replaceChildren(choice("colour of tokens", hues, hue, draw), ...swatches);
     list.replaceChildren(...page.turns.map((turn, index) => el("section", {},
       el("h2", {}, "turn " + index, el("span", { class: "quiet" }, ` ${turn.num_tokens} tokens, log-probability ` +
         `${number(turn.logprob_mean)} mean, ${number(turn.logprob_min)} least`)),
       turn.new_branch ? el("p", { class: "quiet" }, "A new sequence: the chat template rewrote earlier text.") : null,
       words(turn.prompt, "prompt"),
-      el("div", { class: "words " + (turn.valid_action ? "action" : "action invalid") }, tokenNodes(turn, page, hue)),
+      words(tokenNodes(turn, page, hue), kindOf(turn)),
       el("div", { class: "reward quiet" }, `reward: ${rewardText(turn.rewards)}; ` +
         `${turn.valid_action ? "valid" : "invalid"} action, ended by ${turn.finish_reason}; generation ` +
         `${number(turn.generate_s, 2)} s, environment ${number(turn.env_s, 2)} s`))));

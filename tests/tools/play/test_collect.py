@@ -85,6 +85,11 @@ def options(**changes: Any) -> CollectOptions:
     return CollectOptions(**({"num_tasks": 4} | changes))
 
 
+def searching(search: str, *, budget: int) -> dict[str, Any]:
+    """The options of a search, with a budget where it has one."""
+    return {"search": search} | ({} if search in ("none", "tree_of_thoughts") else {"budget": budget})
+
+
 def setup_of(
     config: Config, script: Script, folder: Path, *, tokenizer: PreTrainedTokenizerBase = TOKENIZER
 ) -> EpisodeSetup:
@@ -187,7 +192,7 @@ def test_what_is_collected_are_whole_trajectories_and_the_same_ones_again(
     )
     config = settings(*world)
     for _ in range(2):
-        rows_of(config, wavering(config, right=0.8), tmp_path, search=search, budget=40)
+        rows_of(config, wavering(config, right=0.8), tmp_path, **searching(search, budget=40))
         (tmp_path / "rows.jsonl").unlink()
     for trajectory in kept:
         check(trajectory, vocab_size=len(TOKENIZER))
@@ -283,14 +288,14 @@ def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(
     """The policy says the wanted word one time in four, and so earns more than half in one episode of six."""
 
     def num_successes(*overrides: str, **chosen: Any) -> int:
-        rows = rows_of(settings(*GUESS, *overrides), guessing, tmp_path, num_tasks=40, width=4, **chosen)
+        rows = rows_of(settings(*GUESS, *overrides), guessing, tmp_path, num_tasks=40, **chosen)
         return sum(row["success"] for row in rows)
 
     alone = num_successes("replay.group_size=6")  # 18 turns of each task
     assert 25 < alone < 50
     monkeypatch.setattr("slipstream.tools.play.collect.EXPLORATION", 0.3)
-    assert num_successes(search="mcts", budget=18) > 1.2 * alone
-    assert num_successes(search="tree_of_thoughts") > 2 * alone  # 20 turns at most
+    assert num_successes(search="mcts", width=4, budget=18) > 1.2 * alone
+    assert num_successes(search="tree_of_thoughts", width=4) > 2 * alone  # 20 turns at most
 
 
 def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> None:
@@ -326,7 +331,7 @@ def test_episodes_whose_environment_failed_are_left_out_and_reported(
 ) -> None:
     config = settings("env.name=tests.tools.play.test_collect:BreaksDown")
     for search in SEARCHES:
-        rows = rows_of(config, guessing, tmp_path, search=search, budget=12)
+        rows = rows_of(config, guessing, tmp_path, **searching(search, budget=12))
         assert {row["group_id"] for row in rows} == {0, 3}
         said = capsys.readouterr().err
         assert " episodes are left out: environment, engine or reward model failed" in said
@@ -422,7 +427,7 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
     assert "nowhere is not a directory; create it" in complaint(str(tmp_path / "nowhere" / "rows.jsonl"))
     new = str(tmp_path / "rows.jsonl")
     assert "no model at /nowhere; give `model.path`, or `run.name` of" in complaint(new, "model.path=/nowhere")
-    assert "`--search` must be one of none, tree" in complaint(new, "--search=beam")
+    assert "must end in .jsonl" in complaint(str(tmp_path / "rows.parquet"), "--completions=2")
     assert "= 100000, got 100001; lower `--num-tasks`" in complaint(new, "--first-task=99901", "--num-tasks=100")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
@@ -437,10 +442,37 @@ def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, capsys:
     assert "max_turns: 7" in printed and "path: ''" in printed
 
 
-def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched() -> None:
+@pytest.mark.parametrize("chosen", [{"search": "mcts"}, {"expert": True}])
+def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched(chosen: dict[str, Any]) -> None:
     check_collect(settings("env.name=verifiers"), options())
-    with pytest.raises(ConfigError, match=r"`--search mcts` is not possible for `env\.name` verifiers: "):
-        check_collect(settings("env.name=verifiers"), options(search="mcts"))
+    with pytest.raises(ConfigError, match=r"`--(search mcts|expert)` is not possible for `env\.name` verifiers: "):
+        check_collect(settings("env.name=verifiers"), options(**chosen))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"width": 5}, "`--width` must be left out without --search, got 5; choose a search"),
+        ({"budget": 9}, "`--budget` must be left out without --search dfsdt, mcts or graph_of_thoughts, got 9"),
+        ({"search": "tree_of_thoughts", "budget": 9}, "`--budget` must be left out without --search dfsdt"),
+        ({"search": "dfsdt", "reward_model": "x"}, "`--reward-model` must be empty without --search tree"),
+        ({"search": "mcts", "completions": 2}, "`--completions` must be 0 with --search or --expert"),
+        ({"completions": -1}, "`--completions` must be >= 0"),
+        ({"search": "beam"}, "`--search` must be one of none, tree"),
+        ({"expert": True, "search": "mcts"}, "`--search` must be none with --expert"),
+        ({"expert": True, "retrace": "x", "noise": 0.1}, "`--noise` must be 0 with --retrace"),
+        ({"noise": 0.1}, "`--noise` must be 0 without --expert"),
+        ({"retrace": "rows.jsonl"}, "`--retrace` must be empty without --expert"),
+        ({"mistake": True}, "`--mistake` must be off without --retrace"),
+        *(
+            ({"server": "server.yaml"} | other, "`--server` must be empty with --search, --expert")
+            for other in ({"search": "mcts"}, {"expert": True}, {"completions": 2})
+        ),
+    ],
+)
+def test_an_option_without_effect_beside_others_is_refused(chosen: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        CollectOptions(**chosen)
 
 
 def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

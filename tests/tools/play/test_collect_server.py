@@ -65,10 +65,10 @@ def file_of(folder: Path, url: str, **more: object) -> str:
 
 
 def collected(
-    folder: Path, server: ScriptedJudge, learner: Path, *overrides: str, **more: object
+    folder: Path, server: ScriptedJudge, learner: Path, *overrides: str, held_out: bool = False, **more: object
 ) -> list[dict[str, Any]]:
     config = load_config(None, [*settings(learner), *overrides])
-    options = CollectOptions(num_tasks=3, server=file_of(folder, server.url, **more))
+    options = CollectOptions(num_tasks=3, held_out=held_out, server=file_of(folder, server.url, **more))
     assert collect(config, path=folder / "rows.jsonl", force=False, options=options) == 0
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
@@ -131,14 +131,15 @@ def test_a_journal_of_other_servers_or_settings_is_refused(tmp_path: Path, serve
         collected(tmp_path, server, model, "env.max_turns=4")
 
 
-def test_a_journal_of_more_episodes_than_asked_for_is_refused_and_one_of_fewer_continues(
+def test_a_journal_of_more_or_other_episodes_than_asked_for_is_refused_and_one_of_fewer_continues(
     tmp_path: Path, server: ScriptedJudge, model: Path
 ) -> None:
     server.answer_by(lambda request, number: (400, {}, b"no") if number == 0 else walk(request, number))
     assert len(collected(tmp_path, server, model, "replay.group_size=3")) == 8
     (tmp_path / "rows.jsonl").unlink()
-    with pytest.raises(ConfigError, match="has episodes of other tasks, or more of each; repeat that command"):
-        collected(tmp_path, server, model, "replay.group_size=2")
+    for group_size, held_out in ((2, False), (4, True)):
+        with pytest.raises(ConfigError, match="has episodes of other tasks, or more of each; repeat that command"):
+            collected(tmp_path, server, model, f"replay.group_size={group_size}", held_out=held_out)
     assert len(collected(tmp_path, server, model, "replay.group_size=4")) == 12
 
 
@@ -199,6 +200,13 @@ def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: 
         ("{url: actors, model: m}", "must be a server's"),
         ("{url: 'http://127.0.0.1:1/v1', model: m, colour: red}", "unexpected keyword argument 'colour'"),
         ("{url: 'http://127.0.0.1:1/v1', model: m, request: {messages: []}}", "without model and messages"),
+        *(
+            (
+                f"{{url: 'http://127.0.0.1:1/v1', model: m, request: {{{wrong}}}}}",
+                "request` must have values of JSON, got",
+            )
+            for wrong in ("temperature: .nan", "since: 2026-01-02", "5: 1, stop: x")
+        ),
         ("{url: 'http://127.0.0.1:1/v1', model: m, key_env: NO_SUCH_KEY}", "NO_SUCH_KEY, which is not set"),
     ],
 )
@@ -251,12 +259,6 @@ def test_a_format_to_compare_that_a_server_cannot_be_asked_for_is_refused_before
     with pytest.raises(ConfigError, match=r"`--server` needs another env\.action_format than tools"):
         evaluate(load_config(None, settings(model)), options=options)
     assert server.requests == []
-
-
-@pytest.mark.parametrize("options", [{"search": "mcts"}, {"expert": True}, {"completions": 2}])
-def test_a_server_plays_whole_episodes_alone(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="`--server` must be empty with --search, --expert"):
-        CollectOptions(server="server.yaml", **options)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.model.packed_model import ModelSettings
 from slipstream.learner.model.reward_model import save_reward_model
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.fit_verb import _examples
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.play.collect import collect_on
@@ -250,16 +249,3 @@ def test_what_outcome_cannot_do_is_refused(config: Config, scorer: RewardScorer,
     check_searches(scored_here(scorer))
     with pytest.raises(ConfigError, match="a search needs a value of every state; give a model of `slipstream fit"):
         check_searches(outcome)
-
-
-def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = str(tmp_path / "rows.jsonl")
-    for arguments, complaint in (
-        (["collect", rows, "--search=dfsdt", "--reward-model=x"], "must be empty without --search tree"),
-        (["collect", rows, "--search=mcts", "--completions=2"], "`--completions` must be 0 with --search or --expert"),
-        (["collect", rows, "--completions=-1"], "`--completions` must be >= 0"),
-        (["eval", "--reward-model=x"], "`--reward-model` must be left out without --attempts from 2 on"),
-        (["collect", str(tmp_path / "rows.parquet"), "--completions=2"], "the file name must end in .jsonl"),
-    ):
-        assert main(arguments) == 2
-        assert complaint in capsys.readouterr().err

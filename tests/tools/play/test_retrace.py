@@ -132,24 +132,9 @@ def test_the_same_seed_retraces_alike_and_what_cannot_be_is_counted(tmp_path: Pa
     assert done.left_out == {"not of a train task of this environment": 3, "cannot be read": 3}
 
 
-def test_a_mistake_in_the_options_is_named() -> None:
-    for given, complaint in (
-        ({"retrace": "rows.jsonl"}, "`--retrace` must be empty without --expert"),
-        ({"mistake": True}, "`--mistake` must be off without --retrace"),
-        ({"expert": True, "retrace": "x", "noise": 0.1}, "`--noise` must be 0 with --retrace"),
-        ({"noise": 0.1}, "`--noise` must be 0 without --expert"),
-        ({"expert": True, "search": "mcts"}, "`--search` must be none with --expert"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            CollectOptions(**given)  # type: ignore[arg-type]
+def test_rows_that_are_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match="`--retrace` must name a file of rows"):
         check_collect(settings(), CollectOptions(expert=True, retrace="nowhere.jsonl"))
-    with pytest.raises(ConfigError, match=r"`--expert` is not possible for `env\.name` verifiers"):
-        check_collect(settings("env.name=verifiers"), CollectOptions(expert=True))
-
-
-def never(completions: list[Any], **_: Any) -> list[float]:
-    return [0.0] * len(completions)
 
 
 def test_the_expert_plays_without_an_engine_and_finishes_what_it_played(
@@ -169,7 +154,7 @@ def test_the_expert_plays_without_an_engine_and_finishes_what_it_played(
     assert main(["collect", str(tmp_path / "x.parquet"), *shared, f"--retrace={rows}"]) == 2
     assert "must end in .jsonl" in capsys.readouterr().err
     # A part of the reward that is the score is that of the expert's episodes too.
-    shared.append("env.rewards.done={part: 'tests.tools.play.test_retrace:never', success_from: 1}")
+    shared.append("env.rewards.done={part: 'tests.envhub.rewards.others:gives_later', success_from: 1}")
     for more in ((), (f"--retrace={rows}",)):
         assert main(["collect", str(finished), *shared, "--num-tasks=6", "--force", *more]) == 0
         assert ", 0 successes" in capsys.readouterr().out

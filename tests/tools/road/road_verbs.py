@@ -8,6 +8,7 @@ before it trains; a file `hang-RUN` holds it until the file is removed. It impor
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ def main(verb: str, *arguments: str) -> int:
     if verb == "fit":
         verb, arguments = f"fit {arguments[0]}", arguments[1:]
     if resumes := arguments[0] == "--resume":
-        (root,) = [text.partition("=")[2] for text in arguments if text.startswith("run.root=")]
-        path = Path(root) / arguments[1] / "config.yaml"
+        path = Path(given(arguments, "run.root")) / arguments[1] / "config.yaml"
     else:
         path = Path(arguments[1] if verb == "collect" else arguments[0])
     if verb == "replay":
-        run, root, model = (text.partition("=")[2].strip("'") for text in arguments[2:5])
+        run, root, model = (given(arguments, key) for key in ("run.name", "run.root", "model.path"))
         assert (Path(model) / "trained_by").exists(), "the tokens of a run are those of its model"
         Path(arguments[1]).write_text(json.dumps({"of": run}) + "\n")
         with (Path(root) / "calls.txt").open("a") as calls:
@@ -38,8 +38,7 @@ def main(verb: str, *arguments: str) -> int:
     if verb == "prepare":
         write_model(root / run / "model", "base")
         return 0
-    given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("model.path=")]
-    trained_by = (Path((given or [config["model"]["path"]])[0]) / "trained_by").read_text()
+    trained_by = (Path(given(arguments, "model.path") or config["model"]["path"]) / "trained_by").read_text()
     if verb == "eval":
         for sampling, success in (("sampled", min(1.0, 0.2 * len(trained_by.split()))), ("greedy", 0.5)):
             print(json.dumps({"env": "guess", "sampling": sampling, "num_tasks": 100, "success": success}))
@@ -49,6 +48,11 @@ def main(verb: str, *arguments: str) -> int:
         Path(arguments[0]).write_text(json.dumps(row) + "\n")
         return 0
     return train(root / run, config, trained_by=trained_by)
+
+
+def given(arguments: Sequence[str], key: str) -> str:
+    """The value of a setting; empty without one."""
+    return next((str(yaml.safe_load(text[len(key) + 1 :])) for text in arguments if text.startswith(f"{key}=")), "")
 
 
 def train(folder: Path, config: dict[str, Any], *, trained_by: str) -> int:
