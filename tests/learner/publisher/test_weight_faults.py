@@ -151,7 +151,7 @@ class Versions:
 
 
 class Halt:
-    """Stops a follower before the bytes of one of its broadcasts come, until it is told to go on."""
+    """Stops a follower before the bytes of one of its broadcasts come, until it may continue."""
 
     def __init__(self, number: int) -> None:
         self._number = number
