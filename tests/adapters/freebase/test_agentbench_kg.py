@@ -221,7 +221,7 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, str], tmp
         ({"sparql_url": ""}, "must be the URL of a SPARQL endpoint with Freebase"),
         ({"train": "", "held_out": ""}, "get data/knowledgegraph/std.json"),
         ({"ontology": ""}, "get src/server/tasks/knowledgegraph/ontology"),
-        ({"ontology": str(empty)}, "vocab.json; get src/server"),
+        ({"ontology": str(empty)}, "vocab.json does not exist; get src/server"),
     ):
         with pytest.raises(ValueError, match=why):
             make_env("agentbench_kg", options | changed), keeps
