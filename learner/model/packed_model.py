@@ -46,6 +46,7 @@ from slipstream.learner.ranks.ranks import Ranks
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound="PackedModel")
+LARGE_LAYER_BYTES = 8 * 2**20
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -255,8 +256,9 @@ def shard(model: PackedModel, *, ranks: Ranks) -> None:
     model.one_rank_holds_all = ranks.num_ranks == 1 and not settings.cpu_offload
     on_one_cpu = model.one_rank_holds_all and ranks.device.type == "cpu"
     heads = [module for module in model.children() if module is not causal_lm]
-    modules: list[nn.Module] = [*heads, model] if on_one_cpu else [*layers, *heads, model]
-    for module in modules:
+    # FSDP copies the weights and gradients of a group at once: small layers are no groups where nothing is sent.
+    groups = [layer for layer in layers if not on_one_cpu or _num_bytes(layer) >= LARGE_LAYER_BYTES]
+    for module in [*groups, *heads, model]:
         fully_shard(
             module,
             mesh=ranks.mesh,
@@ -264,6 +266,10 @@ def shard(model: PackedModel, *, ranks: Ranks) -> None:
             offload_policy=offload,
             reshard_after_forward=not model.one_rank_holds_all,
         )
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 def expect_backward(model: PackedModel, *, last: bool) -> None:

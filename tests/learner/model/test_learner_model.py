@@ -8,17 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model import packed_model
 from slipstream.learner.model.critic import SharedTrunk, ValueModel
 from slipstream.learner.model.flops import _known_peak
 from slipstream.learner.model.kernel import sequence_bounds
 from slipstream.learner.model.packed_model import PackedModel, expect_backward, load_kind, load_model
 from slipstream.learner.model.reward_model import RewardModel
+from slipstream.learner.model.states import decoder_layers
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from tests.learner.devices import gradients, kept_bytes
@@ -97,6 +100,21 @@ def test_one_rank_syncs_the_sum_of_its_gradients_with_the_last_micro_batch(model
     expect_backward(model, last=True)
     logprobs_of(model, [second]).sum().backward()
     torch.testing.assert_close(gradients(model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_large_layers_are_groups_of_their_own_with_the_same_gradients(
+    model: PackedModel, tiny: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So FSDP has a copy of one layer's weights and gradients at a time, not of all."""
+    monkeypatch.setattr(packed_model, "LARGE_LAYER_BYTES", 0)
+    grouped = load_model(tiny, ranks=ranks, settings=FLOAT32)
+    num_groups = sum(isinstance(module, FSDPModule) for module in grouped.modules())
+    assert num_groups == 1 + len(decoder_layers(grouped.causal_lm))
+    for each in (model, grouped):
+        for last in (False, True):
+            expect_backward(each, last=last)
+            logprobs_of(each, [random_sequence(13, seed=last)]).sum().backward()
+    torch.testing.assert_close(gradients(grouped), gradients(model), rtol=0, atol=0)
 
 
 def test_bfloat16_gradients_add_up_in_float32(tiny: Path, ranks: Ranks) -> None:
