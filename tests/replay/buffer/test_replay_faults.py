@@ -22,7 +22,6 @@ from slipstream.tools.lab.soak.cast import Cast
 from tests.proxy import Fault, Nth, Proxy
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import (
-    DEADLINE_S,
     await_lease,
     books_of,
     make_cast,
@@ -31,7 +30,7 @@ from tests.stand_ins import (
     views_of,
     wait_for_answers,
 )
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["server"]  # the fixture
 

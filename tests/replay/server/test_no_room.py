@@ -19,7 +19,6 @@ from slipstream.replay.server.redis_server import Server, find_executable, start
 from slipstream.tools.lab.soak.cast import Cast
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import (
-    DEADLINE_S,
     POLL_S,
     aof_of,
     await_lease,
@@ -31,7 +30,7 @@ from tests.stand_ins import (
     views_of,
     wait_for_answers,
 )
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["server"]  # the fixture
 
