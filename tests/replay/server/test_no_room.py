@@ -17,9 +17,9 @@ from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.tools.lab.soak.cast import Cast
+from tests.link import POLL_S
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import (
-    POLL_S,
     aof_of,
     await_lease,
     books_of,
