@@ -157,11 +157,6 @@ def make_any_env(name: str, options: Mapping[str, Any]) -> Env | DrivingEnv:
     return cast(Env | DrivingEnv, _made(_maker(name), name, options))
 
 
-def env_options(name: str) -> list[str]:
-    """The options of the built-in environment `name`."""
-    return list(_signature(_maker(name)).parameters)
-
-
 def _maker(name: str) -> Callable[..., Any]:
     if is_own(name):
         return _imported(name)

@@ -16,7 +16,7 @@ from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message, valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.env_options import check_choice
+from slipstream.envhub.env_options import check_choice, check_url
 from slipstream.envhub.remote.agentgym_servers import SERVERS
 from slipstream.envhub.remote.client_connection import SerialCalls, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
@@ -27,6 +27,7 @@ OPEN_S = 60.0  # time to reach the server at the start of an episode
 ANSWER_S = 120.0
 RETRY_S = 0.25
 BUSY = 503  # the server did nothing; the request may be repeated
+MAX_TASKS = 1 << 31
 
 _SPARE: dict[str, list[int]] = {}  # idle environments by the URL of their server, which cannot close them
 
@@ -68,8 +69,7 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"`env.options.url` must be http://HOST:PORT of an AgentGym server, got {url!r}")
+        check_url(url, "an AgentGym server")
         check_choice("server", server, SERVERS)
         self._splits = {"train": _numbers("train", train)}
         if held_out:
@@ -205,7 +205,7 @@ class AgentGymClient(ReplayedEnv[_Episode]):
 
 def _numbers(name: str, bounds: Sequence[int]) -> range:
     """Return the numbers from the first to the last of `bounds`."""
-    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] < MAX_TASKS:
         raise ValueError(
             f"`env.options.{name}` must be the first and the last number of its tasks, such as [0, 99], got {bounds!r}"
         )

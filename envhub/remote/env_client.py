@@ -13,6 +13,7 @@ from slipstream.common.process.wire import WireError
 from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env_options import check_url
 from slipstream.envhub.remote import env_protocol as protocol
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
@@ -41,14 +42,13 @@ class EnvClient:
 
         Does not connect yet: the server may start later, and `server_command` starts it with the run.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"`env.options.url` must be http://HOST:PORT of `slipstream serve envs`, got {url!r}")
-        packed = msgspec.msgpack.encode(dict(options or {}))
-        if len(packed) > (limit := protocol.MAX_OPTIONS_BYTES):
-            raise ValueError(f"`env.options.options` must be at most {limit} bytes, got {len(packed)}; pass fewer")
+        check_url(url, "`slipstream serve envs`")
+        try:
+            self._open = protocol.opening(env, options or {})
+        except WireError as error:
+            raise ValueError(f"`env.options.options` cannot be sent: {error}; pass fewer, or other ones") from None
         self._url = url.rstrip("/")
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
-        self._open = protocol.Open(env=env, options=msgspec.Raw(packed))
         self._env = env
         self._calls = SerialCalls()
         self._connection: WebSocketConnection | None = None

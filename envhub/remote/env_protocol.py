@@ -6,6 +6,7 @@ message. A pipe between the server and a worker carries it with the number of it
 
 import asyncio
 import struct
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -156,15 +157,14 @@ _OPTIONS = msgspec.msgpack.Decoder(dict[str, Any])
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def opening(env: str, options: bytes) -> Open:
-    """The request that opens `env` with `options`, which are JSON. Raises WireError."""
-    if len(options) > MAX_OPTIONS_BYTES:
-        raise WireError(f"options of {len(options)} bytes, the limit is {MAX_OPTIONS_BYTES}")
+def opening(env: str, options: Mapping[str, Any]) -> Open:
+    """The request that opens `env` with `options`. Raises WireError if they cannot be sent."""
     try:
-        packed = _ENCODER.encode(msgspec.json.decode(options, type=dict[str, Any]))
-    except (*MALFORMED, OverflowError) as error:  # MessagePack has no integers of more than 64 bits
+        request = Open(env=env, options=msgspec.Raw(_ENCODER.encode(dict(options))))
+    except (TypeError, UnicodeError, OverflowError) as error:  # MessagePack has no integers of more than 64 bits
         raise WireError(f"malformed options: {error}") from error
-    return Open(env=env, options=msgspec.Raw(packed))
+    request.read_options()
+    return request
 
 
 def encode_message(message: EnvRequest | EnvResponse) -> bytes:

@@ -9,6 +9,7 @@ from slipstream.common.process.wire import WireError
 from slipstream.common.records.message import Message, valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env_options import check_url
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.remote.openenv import (
@@ -56,8 +57,7 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"`env.options.url` must be http://HOST:PORT of an OpenEnv server, got {url!r}")
+        check_url(url, "an OpenEnv server")
         self._url = url.rstrip("/")
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
         self._action_field = action_field

@@ -9,7 +9,6 @@ A WebSocket is the lease of its episode. The lease ends when the client disconne
 
 import asyncio
 import contextlib
-import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
@@ -23,8 +22,6 @@ from slipstream.envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
 MAX_BODY_BYTES = 1 << 20  # of a request, or of a message in a WebSocket
 MAX_CLIENTS = 1024  # connected by a WebSocket
-
-log = logging.getLogger(__name__)
 
 
 class EnvServer:

@@ -6,7 +6,7 @@ An action is `{"message": TEXT}`. An observation has the messages' text, and all
 
 import contextlib
 import secrets
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -92,7 +92,9 @@ class OpenEnvSession:
         if self._episode is None and self._pool.is_full:
             return _error(CAPACITY_REACHED, f"the server is full: {self._pool.max_episodes} episodes are running")
         await self._free_slot()
-        request = protocol.opening(self._env, options)
+        if len(options) > protocol.MAX_OPTIONS_BYTES:
+            raise WireError(f"options of {len(options)} bytes, the limit is {protocol.MAX_OPTIONS_BYTES}")
+        request = protocol.opening(self._env, read(options, dict[str, Any]))
         self._options = options
         self._episode = await self._slot.enter_async_context(self._pool.episode())
         response = await self._request(request)

@@ -128,6 +128,7 @@ async def completes(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     text = "once"
     for _ in range(2):
         response = await client.completions.create(model="gpt-4o", prompt=text, max_tokens=2, logprobs=1)
+        assert response.choices[0].finish_reason == "length"
         text += response.choices[0].text
     await client.completions.create(model="gpt-4o", prompt=[1, 2, 3])
     return 1.0

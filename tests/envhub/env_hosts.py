@@ -66,14 +66,15 @@ def stub_server(module: str, folder: Path) -> Iterator[str]:
     assert "Traceback" not in process.said(), process.said()
 
 
+def env_process(folder: Path, *settings: str, **environment: str) -> Process:
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", *settings]
+    return Process("envs", command, log=folder / f"envs-{time.monotonic_ns()}.log", environment=environment)
+
+
 @contextmanager
-def env_host(
-    folder: Path, *settings: str, port: int = 0, environment: dict[str, str] | None = None
-) -> Iterator[EnvHost]:
+def env_host(folder: Path, *settings: str, port: int = 0) -> Iterator[EnvHost]:
     """A server that is up. It is killed behind this, and its workers with it."""
-    log = folder / f"envs-{time.monotonic_ns()}.log"
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", f"--port={port}", *settings]
-    host = EnvHost(Process("envs", command, log=log, environment=environment or {}))
+    host = EnvHost(env_process(folder, *settings, f"--port={port}"))
     try:
 
         def is_up() -> bool:

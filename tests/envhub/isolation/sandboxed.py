@@ -1,18 +1,22 @@
 """A command in a sandbox, with limits that suit a test."""
 
 import asyncio
+from pathlib import Path
 
 import psutil
 
 from slipstream.envhub.isolation.file_tree import Tree, file, folder
-from slipstream.envhub.isolation.sandbox import Finished, Limits, run_in_sandbox
+from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
 
 LIMITS = Limits(wall_s=20)
 TREE: Tree = {"a": folder(), "a/x.txt": file("hi\n"), "run.sh": file("echo yes\n", 0o755)}
 
 
-def run(command: str, tree: Tree = TREE, **limits: float) -> Finished:
-    return asyncio.run(run_in_sandbox(command, tree, limits=Limits(**{"wall_s": 20, **limits})))  # type: ignore[arg-type]
+def run(
+    command: str, tree: Tree = TREE, *, place: Place = Place.HOME, base: Path | None = None, **limits: float
+) -> Finished:
+    given = Limits(**{"wall_s": 20, **limits})  # type: ignore[arg-type]
+    return asyncio.run(run_in_sandbox(command, tree, limits=given, place=place, base=base))
 
 
 def running(marker: str) -> list[psutil.Process]:

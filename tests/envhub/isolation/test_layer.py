@@ -1,6 +1,5 @@
 """Layers: a layer that is extracted and applied again gives the same tree, after any changes."""
 
-import asyncio
 import os
 import random
 import shutil
@@ -12,9 +11,8 @@ import pytest
 
 from slipstream.envhub.isolation.file_tree import Tree, file, folder
 from slipstream.envhub.isolation.layer import apply_layer, extract_layer, whiteout
-from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
-
-LIMITS = Limits(wall_s=20)
+from slipstream.envhub.isolation.sandbox import Finished, Place
+from tests.envhub.isolation import sandboxed
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def base() -> Iterator[Path]:
 
 
 def run(command: str, base: Path, layer: Tree) -> Finished:
-    return asyncio.run(run_in_sandbox(command, layer, limits=LIMITS, place=Place.TESTBED, base=base))
+    return sandboxed.run(command, layer, place=Place.TESTBED, base=base)
 
 
 def spoken(top: Path) -> dict[str, object]:

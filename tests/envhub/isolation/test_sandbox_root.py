@@ -7,15 +7,15 @@ import time
 import pytest
 
 from slipstream.envhub.isolation.file_tree import Tree, file, folder
-from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
-from tests.envhub.isolation.sandboxed import LIMITS, running
+from slipstream.envhub.isolation.sandbox import Finished, Place, run_in_sandbox
+from tests.envhub.isolation.sandboxed import LIMITS, run, running
+from tests.waiting import until
 
 ROOT: Tree = {"etc": folder(), "root": folder(0o700), "root/x.txt": file("hi\n", 0o600), "usr": folder()}
 
 
 def run_as_root(command: str, tree: Tree = ROOT, **limits: float) -> Finished:
-    given = Limits(**{"wall_s": 20, **limits})  # type: ignore[arg-type]
-    return asyncio.run(run_in_sandbox(command, tree, limits=given, place=Place.ROOT))
+    return run(command, tree, place=Place.ROOT, **limits)
 
 
 def test_a_root_directory_is_a_tree_that_a_root_may_change() -> None:
@@ -50,8 +50,7 @@ def test_the_root_of_a_root_directory_has_no_capability_and_is_unprivileged_outs
 
     async def seen_from_outside() -> set[int]:
         turn = asyncio.ensure_future(run_in_sandbox(f"sleep {marker}", ROOT, limits=LIMITS, place=Place.ROOT))
-        while not running(marker):  # noqa: ASYNC110 - another process's start is no event of ours
-            await asyncio.sleep(0.02)
+        await until(lambda: bool(running(marker)), "the command")
         users = {process.uids().real for process in running(marker)}
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -125,9 +125,11 @@ def test_a_server_of_another_kind_than_configured_is_an_environment_failure(stub
     ("options", "complaint"),
     [
         ({"url": "localhost"}, "`env.options.url` must be http://HOST:PORT of an AgentGym server"),
+        ({"url": "http://localhost:port"}, "`env.options.url` must be http://HOST:PORT of an AgentGym server"),
         ({"server": "chess"}, "`env.options.server` must be webshop or alfworld or"),
         ({"train": [3]}, r"`env.options.train` must be the first and the last number of its tasks, such as \[0, 99\]"),
         ({"held_out": [5, 4]}, r"`env.options.held_out` must be .* got \[5, 4\]"),
+        ({"held_out": [0, 10**20]}, r"`env.options.held_out` must be .* got \[0, 1000"),
     ],
 )
 def test_options_that_cannot_be_meant_are_explained(options: dict[str, Any], complaint: str) -> None:

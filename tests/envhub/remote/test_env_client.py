@@ -13,15 +13,15 @@ import pytest
 from slipstream.actors.episode.actions import Actions
 from slipstream.actors.episode.answer import CheckedEnv
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Outcome, Task
+from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import FORMATS
 from slipstream.common.text.chat import Chat
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, Observation
 from slipstream.envhub.remote.env_client import EnvClient
 from slipstream.envhub.remote.env_protocol import MAX_OPTIONS_BYTES
-from tests.actors.episode.episodes import engine_of, expert, rollout_of
 from tests.actors.search.test_search_env import any_action, ends_of, search
+from tests.adapters.held import USUAL
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case, do_all, some_actions
@@ -31,20 +31,11 @@ from tests.tools.play.test_collect import settings
 SHOP_CASE = Case("shop", 40, 0.6)
 HERE = {"url": "http://127.0.0.1:1"}
 CONTRACT: list[Callable[[Case], None]] = [
-    contract.test_the_same_task_and_actions_give_the_same_episode_on_every_instance,
-    contract.test_reset_leaves_nothing_of_the_episode_before,
-    contract.test_an_unknown_split_is_refused,
-    contract.test_a_restored_snapshot_goes_on_as_the_original,
+    *USUAL,
     contract.test_snapshots_of_the_start_and_of_the_end_restore,
-    contract.test_bytes_that_are_no_snapshot_are_refused_and_change_nothing,
     contract.test_a_snapshot_of_other_options_is_refused,
     contract.test_a_random_policy_never_breaks_it_and_every_turn_says_what_it_earned,
-    contract.test_garbage_is_an_observation_and_leaves_the_state_alone,
     contract.test_a_state_has_one_key_however_long_ago_it_was_reached,
-    contract.test_a_slow_answer_is_cut_at_the_step_timeout,
-    contract.test_step_before_reset_is_an_error,
-    contract.test_step_after_the_end_is_an_error,
-    contract.test_close_may_be_called_twice_and_a_closed_one_starts_again,
 ]
 
 
@@ -120,28 +111,12 @@ def test_a_remote_environment_reports_that_it_is_replay_only(host: EnvHost) -> N
     asyncio.run(env.close())
 
 
-def test_a_rollout_is_the_same_remotely_and_locally(host: EnvHost) -> None:
-    tokenizer = shop_tokenizer()
-    trajectories = []
-    for env in (make_env("shop", {}), far(host.url, "shop")):
-        engine = engine_of(expert(env, tokenizer))
-        trajectories.append(play_and_close(env, lambda env=env, engine=engine: rollout_of(env, engine)))
-    near, there = trajectories
-    assert there.tokens == near.tokens and there.outcome is Outcome.POLICY
-    assert [turn.rewards for turn in there.turns] == [turn.rewards for turn in near.turns]
-    assert [turn.state_key for turn in there.turns] == [turn.state_key for turn in near.turns]
-
-
-def test_the_catalogue_makes_it_and_closes_it_without_a_server() -> None:
-    env = make_env("remote", HERE | {"env": "kg"})
-    asyncio.run(env.close())
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"url": "127.0.0.1:1", "env": "kg"}, "must be http://HOST:PORT of `slipstream serve envs`, got '127.0.0.1:1'"),
-        (HERE | {"env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}}, "must be at most 65536 bytes"),
+        (HERE | {"env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}}, "cannot be sent: .* the limit is 65536"),
+        (HERE | {"env": "kg", "options": {"a": 10**20}}, "`env.options.options` cannot be sent: malformed options"),
         (HERE | {"env": "kg", "key_file": "/nowhere"}, "`env.options.key_file` /nowhere"),
         (HERE, "missing a required argument: 'env'"),
     ],
@@ -166,23 +141,21 @@ def test_what_the_server_cannot_make_is_said(host: EnvHost, env: str, options: d
 
 
 def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_one(host: EnvHost) -> None:
-    async def listed(env: Env) -> tuple[Message, ...]:
-        try:
-            checked = CheckedEnv(env, timeout_s=60.0)
-            actions = Actions(env=checked, chat=Chat(shop_tokenizer()), action_format=FORMATS["plain"], shows=True)
+    def listed(env: Env) -> tuple[Message, ...]:
+        checked = CheckedEnv(env, timeout_s=60.0)
+        actions = Actions(env=checked, chat=Chat(shop_tokenizer()), action_format=FORMATS["plain"], shows=True)
+
+        async def opening() -> tuple[Message, ...]:
             return await actions.opening(await checked.reset(Task(env="grid", split="train", index=0)))
-        finally:
-            await env.close()
 
-    async def tools(env: Env) -> tuple[Mapping[str, Any], ...]:
-        try:
-            return (await env.reset(Task(env="tools", split="train", index=0))).tools
-        finally:
-            await env.close()
+        return play_and_close(env, opening)
 
-    near = asyncio.run(listed(make_env("grid", {})))
-    assert "Possible actions: " in near[-1].content and asyncio.run(listed(far(host.url, "grid"))) == near
-    assert asyncio.run(tools(far(host.url, "tools"))) == asyncio.run(tools(make_env("tools", {}))) != ()
+    def tools(env: Env) -> tuple[Mapping[str, Any], ...]:
+        return play_and_close(env, lambda: env.reset(Task(env="tools", split="train", index=0))).tools
+
+    near = listed(make_env("grid", {}))
+    assert "Possible actions: " in near[-1].content and listed(far(host.url, "grid")) == near
+    assert tools(far(host.url, "tools")) == tools(make_env("tools", {})) != ()
 
 
 def test_a_search_restores_remote_snapshots(host: EnvHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_client import EnvClient
 from slipstream.envhub.remote.env_protocol import ErrorResponse, Open, Reset, StepEnv, decode_response, encode_message
 from slipstream.tools.cli.cli import main
-from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far
-from tests.processes import Process
+from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, env_process, far
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +151,7 @@ def test_what_cannot_be_served_is_explained(
 def test_workers_that_do_not_start_end_the_server_with_their_code(tmp_path: Path) -> None:
     refusing = 'import os, sys\nif "slipstream.envhub.serving.env_worker" in sys.orig_argv:\n    os._exit(3)\n'
     (tmp_path / "sitecustomize.py").write_text(refusing)
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", "--names=grid", "--port=0"]
-    server = Process("envs", command, log=tmp_path / "log", environment={"PYTHONPATH": str(tmp_path)})
+    server = env_process(tmp_path, "--names=grid", "--port=0", PYTHONPATH=str(tmp_path))
     assert server.wait(90) == 1
     assert "a worker ended with 3 before it was ready" in server.said()
 
@@ -163,7 +161,6 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", "--names=grid", f"--port={port}"]
-        server = Process("envs", command, log=tmp_path / "log", environment={})
+        server = env_process(tmp_path, "--names=grid", f"--port={port}")
         assert server.wait(90) == 2
         assert f"`--port` {port} cannot be bound" in server.said()
