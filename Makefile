@@ -143,17 +143,8 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench-actors: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.actors
-
-bench-learner: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.learner
-
-bench-weights: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.weights
-
-bench-replay: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.replay
+bench-actors bench-learner bench-weights bench-replay: bench-%: setup
+	$(BIN)/python -m slipstream.tools.lab.bench.$*
 
 # Run the tests that ask for a device on this machine's GPU, in at most nine minutes; without `make setup`:
 # PYTHON=python3 make gpu-check. The most decisive files come first.

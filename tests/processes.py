@@ -220,6 +220,13 @@ class Run:
     def last_step(self) -> int:
         return max(self.steps(), default=0)
 
+    def steps_on(self, num_steps: int, *, deadline_s: float = DEADLINE_S) -> None:
+        """Return once the learner has made so many more steps."""
+        wanted = self.last_step() + num_steps
+        self.wait_until(
+            lambda: self.last_step() >= wanted, f"the learner comes to step {wanted}", deadline_s=deadline_s
+        )
+
     def step_records(self) -> list[dict[str, float]]:
         return [record for record in read_metrics(self.dir.metrics) if "trained/reward" in record]
 

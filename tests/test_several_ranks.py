@@ -2,27 +2,16 @@
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
 
 from slipstream.learner.ranks.ranks import Ranks
 from tests.several_ranks import SeveralRanks
 
 
-def add_up(ranks: Ranks, wanted: str) -> None:
-    rank = torch.tensor([ranks.rank])
-    dist.all_reduce(rank)
-    assert rank.item() == int(wanted)
-
-
 def fail_on_one(ranks: Ranks) -> None:
     if ranks.rank == 1:
         raise ValueError("one rank has failed")
     dist.barrier()
-
-
-def test_ranks_are_one_group_and_get_the_arguments() -> None:
-    SeveralRanks(add_up, 0 + 1 + 2, num_ranks=3).wait()
 
 
 def test_what_a_rank_fails_with_is_shown_and_no_rank_is_left() -> None:

@@ -30,6 +30,7 @@ from slipstream.common.transfer.weights import Adapted, Anchor, Delta, Invitatio
 from slipstream.replay.fleet.fleet import Refusal
 from slipstream.replay.records.failures import Failure, Quarantined
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
+from tests.garbage import damaged
 from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 from tests.replay.records.attempts import make_buffer, ticket
 
@@ -62,25 +63,6 @@ RECORDS: list[msgspec.Struct] = [
     RELAY,
     FACTS,
     msgspec.structs.replace(MEMBER, refusal=Refusal(policy_version=4, reason="why", unfit=True)),
-]
-
-# What a decoder may stumble over: containers and strings that claim 4e9 elements, timestamps, NaN, no type at all.
-MARKERS = [
-    b"\xdd\xff\xff\xff\xff",
-    b"\xdf\xff\xff\xff\xff",
-    b"\xdb\xff\xff\xff\xff",
-    b"\xc6\xff\xff\xff\xff",
-    b"\xdc\xff\xff",
-    b"\xde\xff\xff",
-    b"\x9f",
-    b"\x8f",
-    b"\xc1",
-    b"\xc0",
-    b"\xd7\xff" + bytes(8),
-    b"\xcb\x7f\xf8" + bytes(6),
-    b"\xcf" + b"\xff" * 8,
-    b"\xd3\x80" + bytes(7),
-    b"\xc9\xff\xff\xff\xff\x01",
 ]
 
 
@@ -152,25 +134,6 @@ def mutations(seed: int, count: int) -> Iterator[tuple[type[msgspec.Struct], byt
         if chance.random() < 0.7 and len(data) >= 8:  # past the header's own check
             data = data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
         yield kind, data
-
-
-def damaged(data: bytes, chance: random.Random, *, other: bytes) -> bytes:
-    place = chance.randrange(len(data) + 1)
-    until = min(len(data), place + chance.choice((1, 1, 2, 4, 16, 64)))
-    start = chance.randrange(len(other))
-    match chance.randrange(6):
-        case 0:
-            return data[:place] + bytes([chance.randrange(256)]) + data[place + 1 :]
-        case 1:
-            return data[:place] + data[until:]
-        case 2:
-            return data[:until] + data[place:until] * chance.choice((1, 2, 50)) + data[until:]
-        case 3:
-            return data[:place] + chance.choice(MARKERS) + data[until:]
-        case 4:
-            return data[:place] + other[start : start + 64] + data[until:]
-        case _:
-            return data[:place] + chance.randbytes(chance.randrange(1, 64)) + data[until:]
 
 
 def refusal_of(kind: type[msgspec.Struct], data: bytes) -> str | None:

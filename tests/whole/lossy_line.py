@@ -36,7 +36,6 @@ class LossyLine:
     def __init__(self, folder: Path, *, delay_s: float, loss: float, seed: int) -> None:
         """Both ends hand over their device through a socket file in `folder`. `loss` is the share of lost packets."""
         self.is_cut = False  # every packet is lost
-        self.num_packets = 0
         self.num_lost = 0  # without those of a line that is cut
         self.num_bytes = {FAR: 0, NEAR: 0}  # that arrived, by receiver
         self._delay_s, self._loss, self._chance = delay_s, loss, random.Random(seed)
@@ -89,7 +88,6 @@ class LossyLine:
     def _passes(self, packet: bytes) -> bool:
         if self.is_cut or packet[0] >> 4 != 4:  # IPv6 announces itself on every device
             return False
-        self.num_packets += 1
         is_lost = self._chance.random() < self._loss
         self.num_lost += is_lost
         return not is_lost

@@ -115,7 +115,7 @@ LONG = 300 * "a"
     [
         ["up", LONG],
         ["runs", f"run.root={LONG}"],
-        ["data", f"{LONG}.jsonl", "--data=rows.jsonl"],
+        ["data", f"{LONG}.jsonl", "--data=README.md"],
         ["fit", "sft", f"--data={LONG}"],
         ["up", f"model.path={LONG}"],
     ],

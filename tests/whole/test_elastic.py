@@ -46,7 +46,7 @@ def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_l
         learner = run.start_learner()
         behind_a_link = (f"redis.url=redis://127.0.0.1:{link.port}/0", "actors.transport=pull")
         survivor = run.start_actor("survivor", *behind_a_link)
-        steps_on(run, 4)
+        run.steps_on(4, deadline_s=DEADLINE_S)
         assert [member.name for member in run.fleet.members()] == ["survivor"]
         with ExitStack() as clouds:
             victims = [run.start_actor(f"victim-{index}") for index in range(NUM_KILLS)]
@@ -67,7 +67,7 @@ def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_l
             for host, cloud in hosts:
                 told_that_its_host_goes(run, host, cloud)
         run.wait_until(lambda: [member.name for member in run.fleet.members()] == ["survivor"], "it is alone again")
-        steps_on(run, max(END, NUM_STEPS - run.last_step()))
+        run.steps_on(max(END, NUM_STEPS - run.last_step()), deadline_s=DEADLINE_S)
         ends_with_all_accounted_for(run, learner, survivor)
         longest_s = max(record["time/wait_s"] for record in run.step_records()[1:])
         assert longest_s < LEASE_TTL_S + REDO_S
@@ -89,7 +89,7 @@ def cut_off_for_longer_than_its_leases(run: Run, link: Link) -> None:
     expired, generated = run.ledger().expired_leases, run.generated_tokens("survivor")
     link.is_cut = True
     run.wait_until(lambda: run.ledger().expired_leases > expired and link.num_held > 0, "its leases expire")
-    steps_on(run, 2)
+    run.steps_on(2, deadline_s=DEADLINE_S)
     link.is_cut = False
     run.wait_until(lambda: run.generated_tokens("survivor") > generated, "it continues after the partition")
 
@@ -101,7 +101,7 @@ def killed_with_groups_in_its_hands(run: Run, victim: Process) -> None:
     victim.kill()
     assert orphaned
     run.wait_until(lambda: not orphaned & run.unfinished(), "others finish what it held")
-    steps_on(run, 2)
+    run.steps_on(2, deadline_s=DEADLINE_S)
 
 
 def told_that_its_host_goes(run: Run, host: Process, cloud: MetadataService) -> None:
@@ -117,7 +117,7 @@ def told_that_its_host_goes(run: Run, host: Process, cloud: MetadataService) -> 
     gone = names - {member.name for member in run.fleet.members()}
     assert gone
     run.wait_until(lambda: not gone & set(run.bulletin.broadcast_members()), "it is in no broadcast any more")
-    steps_on(run, 2)
+    run.steps_on(2, deadline_s=DEADLINE_S)
 
 
 def ends_with_all_accounted_for(run: Run, learner: Process, survivor: Process) -> None:
@@ -153,8 +153,3 @@ def comes_to_what_undisturbed_runs_come_to(server: Server, run_id: str, root: Pa
 
 def report(run: Run, link: Link, longest_s: float) -> None:
     print(f"{run.last_step()} steps; longest wait {longest_s:.1f} s; {link.num_held} messages held up; {run.ledger()}")
-
-
-def steps_on(run: Run, num_steps: int) -> None:
-    goal = run.last_step() + num_steps
-    run.wait_until(lambda: run.last_step() >= goal, f"{num_steps} more steps", deadline_s=DEADLINE_S)

@@ -71,7 +71,7 @@ def others_finish_what_a_killed_actor_held(run: Run, gate: Gate, victim: Process
     victim.kill()
     assert run.held_by("victim") == orphaned
     gate.open()
-    steps_on(run, 3)
+    run.steps_on(3)
     run.wait_until(lambda: not orphaned & run.unfinished(), "others finish what it held")
     # Of a group that has left Redis since, because all its returns were equal, nothing tells any more who made it.
     assert {actor for group_id in orphaned for actor in run.makers(group_id)} <= {"survivor"}
@@ -123,7 +123,7 @@ def what_an_actor_told_to_leave_has_so_far_is_gone_on_with(run: Run, gate: Gate)
         assert member.behaviour_logprobs.startswith(partial.behaviour_logprobs)
         assert member.turns[: len(partial.turns)] == partial.turns
     assert run.ledger().failed == before.failed
-    steps_on(run, 3)
+    run.steps_on(3)
 
 
 def an_actor_without_its_engine_gives_everything_back_and_fails(run: Run, actor: Process) -> None:
@@ -134,11 +134,6 @@ def an_actor_without_its_engine_gives_everything_back_and_fails(run: Run, actor:
     assert before.leased > 0 == after.leased and after.queued == before.queued + before.leased
     assert (after.expired_leases, after.failed) == (before.expired_leases, before.failed)
     assert "the engine process ended with exit code -9" in actor.last_words()
-
-
-def steps_on(run: Run, num_steps: int) -> None:
-    wanted = run.last_step() + num_steps
-    run.wait_until(lambda: run.last_step() >= wanted, f"the learner comes to step {wanted}")
 
 
 def stands_still_with_leases_of(run: Run, actor: str) -> None:

@@ -68,14 +68,6 @@ def ask_for_all(
                 print(progress(), file=sys.stderr, flush=True)
 
     async def work() -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(worker())
+        await asyncio.gather(*(worker() for _ in range(at_once)))  # after an error, `run` cancels the others
 
-    try:
-        asyncio.run(work())
-    except BaseExceptionGroup as failed:
-        why: BaseException = failed
-        while isinstance(why, BaseExceptionGroup):
-            why = why.exceptions[0]
-        raise why from None
+    asyncio.run(work())

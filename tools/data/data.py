@@ -35,11 +35,10 @@ from slipstream.tools.data.conversation_rows import (
     reason_to_leave_out,
 )
 from slipstream.tools.data.data_card import Counts, Source, card, count
-from slipstream.tools.data.data_files import DataFiles, SourceState, progress_file
+from slipstream.tools.data.data_files import DataFiles, SourceState
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.data.fit_rows import described, held_out_place
 from slipstream.tools.data.judge_rows import RowJudge, agreement, judged, read_judge
-from slipstream.tools.data.row_files import check_free
 from slipstream.tools.data.row_noise import noisy
 from slipstream.tools.data.row_sieve import Sieve
 from slipstream.tools.terminal.options import as_arguments
@@ -64,7 +63,6 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
         except UnicodeEncodeError:
             why = "is not UTF-8, which the data card needs; rename the file"
             raise ConfigError(f"the name {str(named)!r} {why}") from None
-    check_free(path, force=force or progress_file(path).exists())
     if not sources:
         raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
     for source in sources:

@@ -101,7 +101,7 @@ class DataFiles:
         self.waiting = path.with_suffix(".waiting.jsonl")  # this and the next two never get these names
         self.seen = path.with_suffix(".seen")
         self.minima = path.with_suffix(".minima")
-        self.state = progress_file(path)
+        self.state = path.with_suffix(".progress.json")
         self.saved: Progress | None = None
         self._written: dict[Path, Written] = {}
         self._lock = contextlib.ExitStack()
@@ -215,11 +215,6 @@ class DataFiles:
     def _remove(self, *paths: Path) -> None:
         for path in paths:
             _half(path).unlink(missing_ok=True)
-
-
-def progress_file(path: Path) -> Path:
-    """Where a call that writes `path` says how far it is."""
-    return path.with_suffix(".progress.json")
 
 
 def _half(path: Path) -> Path:

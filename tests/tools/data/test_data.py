@@ -180,10 +180,5 @@ def test_texts_are_near_duplicates_where_they_share_most_runs_of_words() -> None
 
 def test_short_texts_are_compared_as_a_whole() -> None:
     near = NearDuplicates(similarity=0.8)
-    assert [near.add([Message("user", text)]) is None for text in ("yes", "no", "", "yes", "")] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert all(near.add([Message("user", text)]) is not None for text in ("yes", "no", ""))
+    assert all(near.add([Message("user", text)]) is None for text in ("yes", ""))

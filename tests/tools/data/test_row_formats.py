@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
 from slipstream.common.rows.row_source import read_lines
@@ -190,39 +190,6 @@ GOAL_OF: dict[str, Goal] = {
 GROUPED = ("a prompt, a completion and a label", "collected rows")  # two rows are a pair
 
 
-@pytest.mark.parametrize("name", OF_KEYS)
-def test_a_file_of_each_format_gives_the_same_samples(name: str, tmp_path: Path) -> None:
-    goal, rows = GOAL_OF.get(name, "sft"), OF_KEYS[name]
-    from_jsonl, _ = read(as_jsonl(tmp_path / "rows.jsonl", rows), goal)
-    from_parquet, _ = read(as_parquet(tmp_path / "rows.parquet", rows), goal)
-    from_json, _ = read(as_json(tmp_path / "rows.json", rows), goal)
-    from_lines, _ = read(as_jsonl(tmp_path / "lines.json", rows), goal)
-    assert from_parquet == from_json == from_lines == from_jsonl
-    assert len(from_jsonl) == len(rows) // (2 if name in GROUPED else 1)
-    assert "null" not in str(from_jsonl) and "None" not in str([sample.sides for sample in from_jsonl])
-
-
-def encoded(path: Path, goal: Goal, tokenizer: PreTrainedTokenizerBase, config: Config) -> list[list[Row]]:
-    """The tokens, the mask and the labels of each sequence of each example, as `fit` makes them."""
-    taught, left_out = read(path, goal)
-    counted = Counter[str](left_out)
-    with mock.patch("slipstream.tools.run.prepare.load_tokenizer", return_value=tokenizer):
-        (examples,) = fit_verb._examples(config, goal, [taught], counted, data=str(path))
-    assert not +counted and len(examples) == len(taught)
-    return [
-        [
-            {
-                "tokens": sequence.tokens.tolist(),
-                "mask": sequence.loss_mask.tolist(),
-                "labels": None if sequence.returns is None else sequence.returns.tolist(),
-            }
-            for side in example
-            for sequence in side
-        ]
-        for example in examples
-    ]
-
-
 @pytest.mark.parametrize(
     ("tokenizer", "settings"),
     [
@@ -232,7 +199,7 @@ def encoded(path: Path, goal: Goal, tokenizer: PreTrainedTokenizerBase, config: 
     ids=["a vocabulary of SentencePiece", "tools by the template"],
 )
 @pytest.mark.parametrize("name", OF_KEYS)
-def test_a_file_of_each_format_gives_the_same_tokens_and_masks(
+def test_a_file_of_each_format_gives_the_same_samples_of_which_each_teaches_tokens(
     name: str, tokenizer: PreTrainedTokenizerBase, settings: list[str], tmp_path: Path
 ) -> None:
     goal, rows = GOAL_OF.get(name, "sft"), OF_KEYS[name]
@@ -241,11 +208,20 @@ def test_a_file_of_each_format_gives_the_same_tokens_and_masks(
         as_jsonl(tmp_path / "a.jsonl", rows),
         as_parquet(tmp_path / "a.parquet", rows),
         as_json(tmp_path / "a.json", rows),
+        as_jsonl(tmp_path / "lines.json", rows),
     )
-    from_jsonl, from_parquet, from_json = (encoded(path, goal, tokenizer, config) for path in files)
-    assert from_parquet == from_json == from_jsonl
-    assert all(sum(sequence["mask"]) > 0 for example in from_jsonl for sequence in example)
-    text = tokenizer.decode([token for example in from_jsonl for sequence in example for token in sequence["tokens"]])
+    of_files = [read(path, goal) for path in files]
+    samples = of_files[0][0]
+    assert of_files == [(samples, {})] * 4
+    assert len(samples) == len(rows) // (2 if name in GROUPED else 1)
+    assert "null" not in str(samples) and "None" not in str([sample.sides for sample in samples])
+    counted = Counter[str]()
+    with mock.patch("slipstream.tools.run.prepare.load_tokenizer", return_value=tokenizer):
+        (examples,) = fit_verb._examples(config, goal, [samples], counted, data=str(files[0]))
+    assert not +counted and len(examples) == len(samples)
+    sequences = [sequence for example in examples for side in example for sequence in side]
+    assert all(sequence.loss_mask.any() for sequence in sequences)
+    text = tokenizer.decode([token for sequence in sequences for token in sequence.tokens.tolist()])
     assert "null" not in text and "None" not in text
 
 

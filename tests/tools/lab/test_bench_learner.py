@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
 
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
@@ -18,12 +17,9 @@ from slipstream.tools.lab.bench.learner_limits import (
 )
 from slipstream.tools.lab.bench.load.learner_load import (
     FEW_LONG,
-    HALF_B,
     LONG_TAIL,
-    ONE_AND_A_HALF_B,
     QUICKSTART,
     UNIFORM,
-    model_config,
     save_model,
 )
 from slipstream.tools.lab.bench.logprobs import memory_row
@@ -60,11 +56,7 @@ def test_mixes_are_as_long_as_they_are_said_to_be() -> None:
         lengths = [sequence.num_tokens for sequence in a_batch(QUICKSTART, mix)]
         assert len(lengths) == 64
         assert max(lengths) * len(lengths) / sum(lengths) > padding
-    assert sorted(length > 180 for length in [s.num_tokens for s in a_batch(QUICKSTART, FEW_LONG)])[-3:] == [
-        False,
-        True,
-        True,
-    ]
+    assert sum(sequence.num_tokens > 180 for sequence in a_batch(QUICKSTART, FEW_LONG)) == 2
 
 
 def test_full_rows_hold_as_many_tokens_as_the_batch() -> None:
@@ -111,10 +103,3 @@ def test_chunks_need_a_fraction_of_the_memory(ranks: Ranks) -> None:
     row = memory_row(ranks.device)
     assert row.holds
     assert row.against > 256  # [tokens, vocab] in float32 at least, in MiB
-
-
-def test_models_for_a_gpu_have_as_many_weights_as_they_are_called() -> None:
-    for size, billions in ((HALF_B, 0.5), (ONE_AND_A_HALF_B, 1.55)):
-        with torch.device("meta"):
-            weights = sum(weight.numel() for weight in Qwen3ForCausalLM(model_config(size)).parameters())
-        assert weights / 1e9 == pytest.approx(billions, rel=0.1)

@@ -24,29 +24,24 @@ def engine_of(*, token_time_s: float = 0.0, prefill_s: float = 0.0) -> ScriptedE
     return ScriptedEngine(countdown, policy_version=4, schedule=schedule, max_tokens=64)
 
 
-def test_it_returns_what_the_script_writes() -> None:
-    completion = asyncio.run(engine_of().generate([9, 3], SAMPLING, seed=10))
-    assert completion.tokens == [13, 12, 11]
-    assert completion.logprobs == [0.0, 0.0, 0.0]
-    assert completion.version_spans == [VersionSpan(start=0, stop=3, policy_version=4)]
-    assert completion.finish_reason == "stop"
-
-
-def test_where_sampling_cuts_off_each_token_is_the_only_one_kept() -> None:
-    cut = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=20)
-    assert asyncio.run(engine_of().generate([9, 3], cut)).kept == kept_sets([[3], [2], [1]])
-    assert asyncio.run(engine_of().generate([9, 3], SAMPLING)).kept is None
-    greedy = Sampling(temperature=0.0, top_p=0.9, top_k=5, max_turn_tokens=20)
-    assert asyncio.run(engine_of().generate([9, 3], greedy)).kept is None
-
-
-def test_a_turn_is_cut_at_its_limit_and_at_the_end_of_the_context() -> None:
-    turn_limit = asyncio.run(engine_of().generate([50], SAMPLING))
-    assert (len(turn_limit.tokens), turn_limit.finish_reason) == (20, "length")
-    context_limit = asyncio.run(engine_of().generate([50] * 60, SAMPLING))
-    assert (len(context_limit.tokens), context_limit.finish_reason) == (4, "length")
+async def test_it_returns_what_the_script_writes_up_to_the_limits_of_a_turn_and_of_the_context() -> None:
+    engine = engine_of()
+    whole = await engine.generate([9, 3], SAMPLING, seed=10)
+    assert (whole.tokens, whole.logprobs, whole.finish_reason) == ([13, 12, 11], [0.0] * 3, "stop")
+    assert whole.version_spans == [VersionSpan(start=0, stop=3, policy_version=4)]
+    for prompt, num_tokens in (([50], 20), ([50] * 60, 4)):
+        completion = await engine.generate(prompt, SAMPLING)
+        assert (len(completion.tokens), completion.finish_reason) == (num_tokens, "length")
     with pytest.raises(ValueError, match=r"with `model\.max_tokens` = 64"):
-        asyncio.run(engine_of().generate([50] * 64, SAMPLING))
+        await engine.generate([50] * 64, SAMPLING)
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "kept"), [(1.0, 5, [[3], [2], [1]]), (1.0, 0, None), (0.0, 5, None)])
+def test_where_sampling_cuts_off_each_token_is_the_only_one_kept(
+    temperature: float, top_k: int, kept: list[list[int]] | None
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=1.0, top_k=top_k, max_turn_tokens=20)
+    assert asyncio.run(engine_of().generate([9, 3], sampling)).kept == (kept and kept_sets(kept))
 
 
 async def test_requests_are_ready_when_due_and_do_not_wait_for_each_other() -> None:
@@ -90,23 +85,16 @@ def test_only_what_was_staged_can_be_committed() -> None:
         asyncio.run(engine.commit(5))
 
 
-async def test_a_cancelled_generate_is_no_longer_running() -> None:
+async def test_what_is_running_is_ended_by_a_cancellation_and_by_close() -> None:
     engine = engine_of(token_time_s=10.0)
-    running = asyncio.create_task(engine.generate([5], SAMPLING))
+    cancelled, running = (asyncio.create_task(engine.generate([5], SAMPLING)) for _ in range(2))
     await asyncio.sleep(0)
-    assert engine.load().num_running == 1
-    running.cancel()
+    assert engine.load().num_running == 2
+    cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await running
-    assert engine.load().num_running == 0
-
-
-async def test_close_ends_what_is_running() -> None:
-    engine = engine_of(token_time_s=10.0)
-    running = asyncio.create_task(engine.generate([5], SAMPLING))
-    await asyncio.sleep(0)
+        await cancelled
+    assert engine.load().num_running == 1
     await engine.close()
-    with pytest.raises(EngineError, match="closed"):
-        await running
-    with pytest.raises(EngineError, match="closed"):
-        await engine.generate([5], SAMPLING)
+    for ended in (running, engine.generate([5], SAMPLING)):
+        with pytest.raises(EngineError, match="closed"):
+            await ended
