@@ -94,6 +94,11 @@ def test_every_rank_gets_the_same_number_of_packs_even_if_some_have_nothing() ->
     assert [packed.lengths for packed in busy] == [(10,)]
     assert [packed.lengths for packed in idle] == [(1,)]
     assert not idle[0].loss_mask.any()
+    assert None not in (idle[0].old_values, idle[0].returns, idle[0].lags), "it has what a critic asks of every pack"
+
+
+def test_there_is_only_one_more_round_where_the_sequences_do_not_fit_into_fewer() -> None:
+    assert balanced_bins([6, 6, 6], max_tokens=10, num_ranks=1) == [[0], [1], [2]]
 
 
 def test_a_sequence_that_does_not_fit_is_refused_with_the_cure() -> None:
