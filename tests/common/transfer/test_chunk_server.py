@@ -116,6 +116,8 @@ def test_receivers_without_progress_lose_their_places_for_good(
         with beside(hold), Pulling() as pulling:
             wait_until(lambda: server.load.num_children == 2, "both places to be taken")
             assert pulling.pull(server.endpoint) == DATA
+            before = server.load.num_turned_away
+            wait_until(lambda: server.load.num_turned_away > before + 20, "them to be turned away")
 
 
 def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
