@@ -273,10 +273,7 @@ def is_config(word: str) -> bool:
 
 
 def config_file(name: str) -> Path:
-    """The config file of that path or, as a second choice, of the installed `conf/`: then from any folder.
-
-    Raises ConfigError.
-    """
+    """The config file of that path, or else of the installed `conf/`, from any folder. Raises ConfigError."""
     for path in (Path(name), RECIPES / name.removeprefix("conf/")):
         if path.is_file():
             return path
