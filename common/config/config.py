@@ -28,8 +28,7 @@ from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.config.replay_config import ReplayConfig, SamplingConfig
 from slipstream.common.config.suggestion import setting_hint, word_hint
-from slipstream.common.process.config_error import ConfigError, require
-from slipstream.common.process.yaml_file import reason
+from slipstream.common.process.config_error import ConfigError, reason, require
 from slipstream.common.records.trajectory import MAX_TRAJECTORY_BYTES
 
 RECIPES = Path(__file__).parents[2] / "conf"  # in the repository, and beside the packages of a wheel
@@ -69,7 +68,7 @@ class RedisConfig:
 
     def __post_init__(self) -> None:
         require(
-            not any("@" in shard for shard in self.shards),
+            not any("@" in shard or "password=" in shard for shard in self.shards),
             "redis.shards",
             "URLs without user and password",
             f"{len(self.shards)} URLs",
@@ -274,10 +273,7 @@ def is_config(word: str) -> bool:
 
 
 def config_file(name: str) -> Path:
-    """The config file of that path or, as a second choice, of the installed `conf/`: then from any folder.
-
-    Raises ConfigError.
-    """
+    """The config file of that path, or else of the installed `conf/`, from any folder. Raises ConfigError."""
     for path in (Path(name), RECIPES / name.removeprefix("conf/")):
         if path.is_file():
             return path
@@ -333,18 +329,13 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
         config = with_home(OmegaConf.to_object(structured))
     except ConfigKeyError as error:
         raise ConfigError(_unknown_key(str(error.full_key), overrides)) from None
-    except ValidationError as error:
-        message = str(error).splitlines()[0]
-        is_section = "is not a subclass" in message
-        of_section = (
-            "set a key of the section, as in env.name=shop; a preset is a file, such as conf/objective/gspo.yaml"
-        )
-        of_key = "give the key a value of that type, or remove it; `slipstream --help all` lists every key"
-        where = error.full_key or " ".join(overrides) or path
-        raise ConfigError(f"`{where}`: {message}; {of_section if is_section else of_key}") from None
     except OmegaConfBaseException as error:
-        where = error.full_key or " ".join(overrides) or path
-        raise ConfigError(f"`{where}`: {str(error).splitlines()[0]}; correct it") from None
+        where, message, cure = error.full_key or " ".join(overrides) or path, str(error).splitlines()[0], "correct it"
+        if "is not a subclass" in message:
+            cure = "set a key of the section, as in env.name=shop; a preset is a file, such as conf/objective/gspo.yaml"
+        elif isinstance(error, ValidationError):
+            cure = "give the key a value of that type, or remove it; `slipstream --help all` lists every key"
+        raise ConfigError(f"`{where}`: {message}; {cure}") from None
     except (yaml.YAMLError, OSError, TypeError, UnicodeError, RecursionError) as error:  # TypeError: a list of sections
         raise ConfigError(f"cannot read {source}: {reason(error)}; correct it") from None
     assert isinstance(config, Config)

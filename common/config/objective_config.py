@@ -1,11 +1,11 @@
 """The section `objective`: the parts of the loss by name, and their numbers."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from slipstream.common.config.setting_bounds import (
     Count,
+    Finite,
     InnerShare,
     NonNegative,
     Positive,
@@ -59,7 +59,7 @@ class ObjectiveConfig:
     reference_model: str = ""  # another model as the reference, a teacher: a folder, or the URL of a vLLM server
     reference_every: Whole = 0  # steps after which the learner's policy becomes the reference; 0 keeps the first one
     reward_model: str = ""  # a folder of `slipstream fit reward`; its score is added to the last turn of an episode
-    reward_model_weight: float = 1.0  # factor of that score
+    reward_model_weight: Finite = 1.0  # factor of that score
     entropy_bonus: NonNegative = 0.0  # weight of the entropy, which is subtracted from the loss; 0 is off
     normalisation: Literal["tokens", "sequences", "constant"] = "tokens"  # what the loss is a mean over
     normalisation_tokens: Count = 512  # constant: the length with which every trajectory counts
@@ -140,13 +140,6 @@ class ObjectiveConfig:
             "a folder",
             self.reward_model,
             "a model that `slipstream serve rewards` serves is a part of env.rewards: {part: reward_model, url: ...}",
-        )
-        require(
-            math.isfinite(self.reward_model_weight),
-            "objective.reward_model_weight",
-            "a number",
-            self.reward_model_weight,
-            "1 is the default",
         )
         require(
             self.reward_model != "" or self.reward_model_weight == 1,

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Interval
 from slipstream.common.process.config_error import require
 
 Count = Annotated[int, Ge(1)]
+Finite = Annotated[float, Interval()]
 Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]

@@ -1,4 +1,4 @@
-"""The error for a configuration that cannot run, and the check that raises it."""
+"""The error for a configuration that cannot run, the check that raises it, and the reason of another's error."""
 
 
 class ConfigError(ValueError):
@@ -9,3 +9,8 @@ def require(is_met: bool, path: str, contract: str, value: object, cure: str) ->
     """Raise ConfigError unless `is_met`: key `path` must be `contract`, and `cure` says what to do."""
     if not is_met:
         raise ConfigError(f"`{path}` must be {contract}, got {value!r}; {cure}")
+
+
+def reason(error: BaseException) -> str:
+    """One line that says why a file cannot be read."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())

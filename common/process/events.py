@@ -87,10 +87,7 @@ class Events:
 
 
 def _text(tag: str, text: str) -> Any:
-    """Text as TensorBoard shows it: indented, which Markdown shows as it is, without a character that is not visible.
-
-    What is longer than MAX_TEXT_CHARS is cut off.
-    """
+    """At most MAX_TEXT_CHARS of text, indented so that Markdown shows it as it is, invisible characters escaped."""
     cut = "" if len(text) <= MAX_TEXT_CHARS else f"\n... {len(text) - MAX_TEXT_CHARS} characters more"
     lines = [f"    {printable(line)}" for line in (text[:MAX_TEXT_CHARS] + cut).split("\n")]
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])

@@ -65,7 +65,7 @@ def imported(key: str, name: object, kind: Any) -> Any:
         is_itself = error.name is not None and module_name.startswith(error.name)
         hint = "is its folder on PYTHONPATH?" if is_itself else f"{module_name} imports the missing module; install it"
         raise ConfigError(f"`{key}` {name!r}: cannot import {module_name}: {error}; {hint}") from error
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, as one that reads `sys.argv` does
         raise ConfigError(
             f"`{key}` {name!r}: cannot import {module_name}: {type(error).__name__}: {error}; correct the module"
         ) from error

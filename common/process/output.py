@@ -102,7 +102,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder, which replaces `path` when the block ends. What killed writers of it left is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
+    for left in _left(path):
         shutil.rmtree(left, ignore_errors=True)
     unnamed = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp"))
     try:
@@ -128,8 +128,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def remove_left(path: Path) -> None:
     """Remove the temporary files of killed writers of `path`, which the caller holds."""
-    for left in path.parent.glob(f"{glob.escape(path.name)}.????????.tmp"):
+    for left in _left(path):
         left.unlink(missing_ok=True)
+
+
+def _left(path: Path) -> Iterator[Path]:
+    """What writers of `path` have under temporary names, as `tempfile` makes them."""
+    return path.parent.glob(f"{glob.escape(path.name)}.????????.tmp")
 
 
 def sync(file: BinaryIO) -> None:

@@ -45,9 +45,9 @@ def standing(run_dir: RunDir) -> Standing:
                 return Standing.STOPPED
             except OSError:  # it is locked, or the file system knows no locks
                 newest = newest_metrics(run_dir.metrics, 1)
+                has_begun = newest and newest[0].get("time", 0.0) >= float(begun_s)
     except (OSError, ValueError):
         return Standing.STOPPED
-    has_begun = newest and newest[0].get("time", 0.0) >= float(begun_s)
     return Standing.RUNNING if has_begun else Standing.STARTING
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, reason
 
 UNREADABLE = (yaml.YAMLError, OSError, ValueError, RecursionError)  # ValueError: no UTF-8, or a date such as 2026-13-01
 
@@ -16,8 +16,3 @@ def read_yaml(path: Path, where: str) -> Any:
         return yaml.safe_load(path.read_text())
     except UNREADABLE as error:
         raise ConfigError(f"{where}{path} cannot be read: {reason(error)}; correct it") from None
-
-
-def reason(error: BaseException) -> str:
-    """One line that says why a file cannot be read."""
-    return "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())

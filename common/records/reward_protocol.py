@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, Self
 import msgspec
 import numpy as np
 
-from slipstream.common.records.trajectory import MAX_TURNS, TokenArray, Trajectory
+from slipstream.common.records.trajectory import MAX_TURNS, TokenArray, Trajectory, check_tokens
 
 MAX_REQUEST_BYTES = 16 << 20
 MAX_REPLY_BYTES = 10 * MAX_TURNS + 1024
@@ -60,14 +60,8 @@ class ScoredEpisode(_Message, frozen=True, kw_only=True):
 
     def check(self, *, vocab_size: int, max_tokens: int) -> None:
         """Raise ValueError unless all parts agree, and each sequence has at most `max_tokens` tokens."""
+        check_tokens(self.tokens, self.branch_starts, vocab_size=vocab_size)
         num_tokens, starts, stops = len(self.tokens) // 4, self.branch_starts, self.turn_stops
-        if num_tokens == 0 or len(self.tokens) != 4 * num_tokens:
-            raise ValueError(f"tokens have {len(self.tokens)} bytes, expected a positive multiple of 4")
-        # As unsigned numbers, negative ids are larger than any vocabulary.
-        if np.frombuffer(self.tokens, dtype="<u4").max() >= vocab_size:
-            raise ValueError(f"a token id is outside of the vocabulary [0, {vocab_size})")
-        if starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= num_tokens:
-            raise ValueError(f"branch_starts {starts[:10]} do not divide {num_tokens} tokens")
         if stops != sorted(set(stops)) or not 0 < stops[0] <= stops[-1] <= num_tokens:
             raise ValueError(f"turn_stops {stops[:10]} are not in order, or not in (0, {num_tokens}]")
         if {stop - 1 for stop in stops} & set(starts):

@@ -6,6 +6,7 @@ One alignment rule: element i of every per-token array belongs to `tokens[i]`. A
 
 import enum
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -263,16 +264,20 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
     plain integers.
     """
     num_tokens = trajectory.num_tokens
-    _check_arrays(trajectory, num_tokens, vocab_size)
+    check_tokens(trajectory.tokens, trajectory.branch_starts, vocab_size=vocab_size)
+    _check_arrays(trajectory, num_tokens)
     logprobs = trajectory.behaviour_logprob_array()
     _check_numbers(trajectory, logprobs)
     _check_fork(trajectory)
-    stretches = _sampled_stretches(trajectory.turns, num_tokens)
+    _check_turns(trajectory.turns)
+    stretches = _stretches(trajectory.turns, num_tokens)
     sampled = _marked(stretches, num_tokens)
     if trajectory.loss_mask != np.packbits(sampled, bitorder="little").tobytes():
         num_masked = int(trajectory.loss_mask_array().sum())
         raise InvalidTrajectory(f"loss_mask marks {num_masked} tokens, the turns sampled {int(sampled.sum())}")
-    if _versioned_stretches(trajectory.version_spans, num_tokens) != stretches:
+    if not all(0 <= span.policy_version <= MAX_POLICY_VERSION for span in trajectory.version_spans):
+        raise InvalidTrajectory(f"version_spans have a version that is not in [0, {MAX_POLICY_VERSION}]")
+    if _stretches(trajectory.version_spans, num_tokens) != stretches:
         raise InvalidTrajectory("version_spans do not cover exactly the sampled tokens")
     if np.count_nonzero(np.greater(logprobs != 0, sampled)):
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
@@ -281,22 +286,26 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
         raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point to a sampled token, not to a prompt")
 
 
-def _check_arrays(trajectory: Trajectory, num_tokens: int, vocab_size: int) -> None:
+def check_tokens(tokens: bytes, branch_starts: list[int], *, vocab_size: int) -> None:
+    """Raise InvalidTrajectory unless these are ids of the vocabulary, which `branch_starts` divide into sequences."""
+    num_tokens = len(tokens) // 4
+    if num_tokens == 0 or len(tokens) != 4 * num_tokens:
+        raise InvalidTrajectory(f"tokens have {len(tokens)} bytes, expected a positive multiple of 4")
+    ids = np.frombuffer(tokens, dtype="<i4")
+    # As unsigned numbers, negative ids are larger than any vocabulary.
+    if ids.view("<u4").max() >= vocab_size:
+        raise InvalidTrajectory(f"token ids in [{ids.min()}, {ids.max()}], vocabulary is [0, {vocab_size})")
+    if branch_starts[:1] != [0] or branch_starts != sorted(set(branch_starts)) or branch_starts[-1] >= num_tokens:
+        raise InvalidTrajectory(f"branch_starts {branch_starts[:10]} do not divide {num_tokens} tokens")
+
+
+def _check_arrays(trajectory: Trajectory, num_tokens: int) -> None:
     if trajectory.schema != SCHEMA:
         raise InvalidTrajectory(f"schema is {trajectory.schema}, expected {SCHEMA}")
-    if num_tokens == 0 or len(trajectory.tokens) != 4 * num_tokens:
-        raise InvalidTrajectory(f"tokens have {len(trajectory.tokens)} bytes, expected a positive multiple of 4")
     if len(trajectory.behaviour_logprobs) != 4 * num_tokens:
         raise InvalidTrajectory(f"{len(trajectory.behaviour_logprobs) // 4} behaviour_logprobs for {num_tokens} tokens")
     if len(trajectory.loss_mask) != -(-num_tokens // 8):
         raise InvalidTrajectory(f"loss_mask of {len(trajectory.loss_mask)} bytes for {num_tokens} tokens")
-    # As unsigned numbers, negative ids are larger than any vocabulary.
-    if np.frombuffer(trajectory.tokens, dtype="<u4").max() >= vocab_size:
-        tokens = trajectory.token_array()
-        raise InvalidTrajectory(f"token ids in [{tokens.min()}, {tokens.max()}], vocabulary is [0, {vocab_size})")
-    starts = trajectory.branch_starts
-    if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= num_tokens:
-        raise InvalidTrajectory(f"branch_starts {starts} do not divide {num_tokens} tokens")
 
 
 def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
@@ -331,15 +340,11 @@ def _check_fork(trajectory: Trajectory) -> None:
         )
 
 
-def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
-    """Where sampled tokens begin and end, as [start, stop, start, stop]; adjacent turns are joined."""
-    stretches: list[int] = []
-    stop = 0
+def _check_turns(turns: list[Turn]) -> None:
+    if not turns:
+        raise InvalidTrajectory("no turns: nothing was sampled")
     for turn in turns:
-        before, start, stop = stop, turn.start, turn.stop
-        if not before <= start < stop <= num_tokens:
-            raise InvalidTrajectory(f"turn [{start}, {stop}) overlaps another turn or exceeds the tokens")
-        rewards = turn.rewards
+        start, stop, rewards = turn.start, turn.stop, turn.rewards
         if not rewards:
             raise InvalidTrajectory(f"turn [{start}, {stop}) has no reward; a reward of 0 must be given too")
         if len(rewards) > MAX_REWARDS:
@@ -353,12 +358,21 @@ def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
             raise InvalidTrajectory(
                 f"turn [{start}, {stop}) has a state_key of {len(turn.state_key)} characters, more than {MAX_STATE_KEY}"
             )
+
+
+def _stretches(parts: Sequence[Turn | VersionSpan], num_tokens: int) -> list[int]:
+    """Where the tokens of turns or spans begin and end, as [start, stop, start, stop]; adjacent ones are joined."""
+    stretches: list[int] = []
+    stop = 0
+    for part in parts:
+        before, start, stop = stop, part.start, part.stop
+        if not before <= start < stop <= num_tokens:
+            kind = "turn" if isinstance(part, Turn) else "version span"
+            raise InvalidTrajectory(f"{kind} [{start}, {stop}) overlaps another {kind} or exceeds the tokens")
         if stretches and start == before:
             stretches[-1] = stop
         else:
             stretches += (start, stop)
-    if not turns:
-        raise InvalidTrajectory("no turns: nothing was sampled")
     return stretches
 
 
@@ -371,21 +385,6 @@ def _check_kept(trajectory: Trajectory, sampled: MaskArray, vocab_size: int) -> 
         contradiction = kept.contradiction(tokens, vocab_size=vocab_size, least=least)
         if contradiction:
             raise InvalidTrajectory(contradiction)
-
-
-def _versioned_stretches(spans: list[VersionSpan], num_tokens: int) -> list[int]:
-    """Where tokens with a version begin and end, as [start, stop, start, stop]."""
-    stretches: list[int] = []
-    stop = 0
-    for span in spans:
-        before, start, stop = stop, span.start, span.stop
-        if not before <= start < stop <= num_tokens or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
-            raise InvalidTrajectory(f"version span {span} is out of order or out of range")
-        if stretches and start == before:
-            stretches[-1] = stop
-        else:
-            stretches += (start, stop)
-    return stretches
 
 
 def _marked(stretches: list[int], num_tokens: int) -> MaskArray:

@@ -130,10 +130,7 @@ class LearnerBuffer:
         return self._until_done("settle", step, BATCH_GROUPS)
 
     def reopen(self, step: int) -> int:
-        """Take back the uses by steps after `step`, and return how many groups are ready again.
-
-        A learner that resumes from the checkpoint of `step` makes those steps again.
-        """
+        """Take back the uses by steps after `step`, which are made again; return how many groups are ready again."""
         self._claimed.clear()
         return self._until_done("reopen", step, BATCH_GROUPS, self._num_claims)
 

@@ -42,10 +42,7 @@ class Entry(NamedTuple):
 
 
 def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
-    """The record of a payload of `num_bytes` in the books: what its key is made of, what it cost, and its actor.
-
-    The turns and tokens that a fork has from its parent cost nothing more.
-    """
+    """The record of a payload of `num_bytes` in the books: what its key is made of, what it cost, and its actor."""
     duration_ms = round(min(max(0.0, 1000 * trajectory.duration_s), MAX_DURATION_MS))
     return (
         f"{trajectory.attempt}:{fence}:{trajectory.newest_policy_version}:{num_bytes}:{trajectory.num_own_tokens}:"

@@ -42,9 +42,6 @@ def bucket_of(task: Task, state: str) -> int:
 
 
 def visits_of(trajectory: Trajectory) -> list[int]:
-    """The arguments of `insert` that count an episode: bucket, visits, bucket, visits; unknown states are left out.
-
-    So are those that a fork has from its parent, in which they are counted.
-    """
+    """The arguments of `insert` that count an episode's own turns in known states: bucket, visits, bucket, visits."""
     counts = Counter(bucket_of(trajectory.task, turn.state_key) for turn in trajectory.own_turns if turn.state_key)
     return [number for pair in sorted(counts.items()) for number in pair]

@@ -53,10 +53,7 @@ def user_of(run_id: str, role: Role, *, fleet: str = "") -> str:
 
 
 def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
-    """The rules of the user for `ACL SETUSER` or for a line of an ACL file, in the syntax of Redis 6.2.
-
-    They contain only the hash of the password.
-    """
+    """The rules of the user for `ACL SETUSER` or an ACL file of Redis 6.2, with only the hash of the password."""
     rules = ["reset", "on", "#" + hashlib.sha256(password.encode()).hexdigest()]
     everyones = [f"+{name}" for name in _EVERYONES_COMMANDS]
     names = (run_id, shard_name(run_id, 1)[:-1] + "*")  # the first shard, and all others

@@ -19,10 +19,7 @@ def key(run_id: str, *parts: str | int) -> str:
 
 
 def shard_name(run_id: str, shard: int) -> str:
-    """The run's part of a shard's keys: the run's name for the first shard, `name#shard` for the others.
-
-    No name of a run contains '#'.
-    """
+    """The run's part of a shard's keys: its name for the first shard, `name#shard` for others; no name has a '#'."""
     return run_id if shard == 0 else f"{run_id}#{shard}"
 
 

@@ -38,10 +38,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     search: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SEARCHES)})?$")] = ""
 
     def check_owns(self, trajectory: Trajectory, *, run_id: str, outcome: Outcome) -> None:
-        """Raise InvalidTrajectory unless `trajectory` is an attempt at this task, sampled as ordered, with `outcome`.
-
-        A member's outcome is POLICY, a partial's is PREEMPTED; other outcomes are reported with `fail`.
-        """
+        """Raise InvalidTrajectory unless `trajectory` is an attempt at this task as ordered, with `outcome`."""
         expected = (run_id, self.group_id, self.task, self.sampling)
         found = (trajectory.run_id, trajectory.group_id, trajectory.task, trajectory.sampling)
         if found != expected:

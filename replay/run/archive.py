@@ -102,10 +102,7 @@ class ArchiveWriter:
         self._unsynced.clear()
 
     def cut_after(self, step: int) -> None:
-        """Remove every step after `step`, and the temporary files of a killed writer.
-
-        The newest goes first, so that a crash half-way leaves no gap.
-        """
+        """Remove the steps after `step`, newest first so that a crash leaves no gap, and a killed writer's files."""
         for later, epoch in sorted(_files(self._folder), reverse=True):
             if later > step:
                 (self._folder / _name(later, epoch)).unlink()

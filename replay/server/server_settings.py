@@ -36,10 +36,7 @@ ADMIN = "slipstream-admin"
 
 
 def port_and_password(config: Path) -> tuple[int, str]:
-    """The port and the password in `config`; the first start writes a free port and a new password to it.
-
-    Raises ConfigError if it has none.
-    """
+    """The port and the password in `config`, which the first start writes. Raises ConfigError if it has none."""
     if config.exists():
         lines = config.read_text(errors="replace").splitlines()
         settings = {name: value for name, _, value in (line.partition(" ") for line in lines)}

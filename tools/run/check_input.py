@@ -16,11 +16,10 @@ from typing import Any
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import TOOLS, EnvConfig, MixtureEntry
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, reason
 from slipstream.common.process.connection import own_address
 from slipstream.common.process.imported import is_own
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.yaml_file import reason
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised, weight_files

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def of(**values: float) -> Metrics:
     return metrics
 
 
-def writing(folder: Path, **named: Any) -> MetricsWriter:
+def writing(folder: Path, **named: Any) -> closing[MetricsWriter]:
     paths = {"jsonl": folder / "metrics.jsonl", "tensorboard": folder / "tb", "samples": folder / "samples.jsonl"}
-    return MetricsWriter(**paths, **named)
+    return closing(MetricsWriter(**paths, **named))
 
 
 def sampled(step: int, text: str) -> Metrics:
@@ -62,11 +63,11 @@ def test_a_mean_is_the_sum_over_the_count() -> None:
 
 @pytest.mark.parametrize("values", [[math.nan, 1.0, math.inf, 3.0], [0.3, 0.1 + 0.2], [-2.0, -2.0]])
 def test_a_histogram_is_drawn_of_whatever_a_step_measured(tmp_path: Path, values: list[float]) -> None:
-    writer, metrics = writing(tmp_path), of(reward=0.25)
+    metrics = of(reward=0.25)
     metrics.add_histogram("ratio", values)
     metrics.add_histogram("lost", [math.nan])
-    writer.write(1, metrics)
-    writer.close()
+    with writing(tmp_path) as writer:
+        writer.write(1, metrics)
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     assert events.Tags()["histograms"] == ["ratio"]
     (event,) = events.Histograms("ratio")
@@ -76,15 +77,14 @@ def test_a_histogram_is_drawn_of_whatever_a_step_measured(tmp_path: Path, values
 
 
 def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
-    writer = writing(tmp_path)
-    metrics = of(reward=0.25)
-    metrics.add_histogram("lag", [0.0, 0.0, 1.0])
-    metrics.add_histogram("lag", [2.0])
-    metrics.add_histogram("empty", [])
-    assert writer.write(1, metrics) == {"reward": 0.25}
-    (line,) = read_metrics(tmp_path / "metrics.jsonl")  # there before the writer is closed
-    assert (line["step"], line["reward"]) == (1, 0.25)
-    writer.close()
+    with writing(tmp_path) as writer:
+        metrics = of(reward=0.25)
+        metrics.add_histogram("lag", [0.0, 0.0, 1.0])
+        metrics.add_histogram("lag", [2.0])
+        metrics.add_histogram("empty", [])
+        assert writer.write(1, metrics) == {"reward": 0.25}
+        (line,) = read_metrics(tmp_path / "metrics.jsonl")  # there before the writer is closed
+        assert (line["step"], line["reward"]) == (1, 0.25)
     assert points(tmp_path / "tb", "reward") == [(1, 0.25)]
     (event,) = EventAccumulator(str(tmp_path / "tb")).Reload().Histograms("lag")
     histogram = event.histogram_value
@@ -94,9 +94,8 @@ def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, value: float) -> None:
-    writer = writing(tmp_path)
-    writer.write(1, of(loss=value, reward=0.5))
-    writer.close()
+    with writing(tmp_path) as writer:
+        writer.write(1, of(loss=value, reward=0.5))
 
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is not JSON")
@@ -110,13 +109,11 @@ def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, valu
 
 def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) -> None:
     jsonl, tensorboard = tmp_path / "metrics.jsonl", tmp_path / "tb"
-    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)
-    for step in range(1, 6):
-        writer.write(step, of(reward=step / 8))
-    writer.close()
-    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=3)
-    writer.write(4, of(reward=-1.0))
-    writer.close()
+    with closing(MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)) as writer:
+        for step in range(1, 6):
+            writer.write(step, of(reward=step / 8))
+    with closing(MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=3)) as writer:
+        writer.write(4, of(reward=-1.0))
     expected = [(1, 0.125), (2, 0.25), (3, 0.375), (4, -1.0)]
     assert [(line["step"], line["reward"]) for line in read_metrics(jsonl)] == expected
     assert points(tensorboard, "reward") == expected
@@ -124,17 +121,15 @@ def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) ->
 
 def test_samples_of_steps_that_are_made_again_are_replaced_with_a_half_line_of_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
-    writer = writing(tmp_path)
-    writer.write(1, of(reward=0.5))
-    assert not path.exists(), "a step without samples"
-    writer.write(2, sampled(2, "two"))
-    writer.write(3, sampled(3, "three"))
-    writer.close()
+    with writing(tmp_path) as writer:
+        writer.write(1, of(reward=0.5))
+        assert not path.exists(), "a step without samples"
+        writer.write(2, sampled(2, "two"))
+        writer.write(3, sampled(3, "three"))
     with path.open("a") as file:
         file.write('{"step": 4, "ti')
-    writer = writing(tmp_path, resume_step=2)
-    writer.write(3, sampled(3, "again"))
-    writer.close()
+    with writing(tmp_path, resume_step=2) as writer:
+        writer.write(3, sampled(3, "again"))
     assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == ["two", "again"]
     path.unlink()
     path.mkdir()
@@ -144,24 +139,23 @@ def test_samples_of_steps_that_are_made_again_are_replaced_with_a_half_line_of_a
 
 def test_a_resume_needs_no_room_on_the_disk(tmp_path: Path) -> None:
     jsonl = tmp_path / "metrics.jsonl"
-    writer = writing(tmp_path)
-    for step in range(1, 201):
-        writer.write(step, of(reward=step / 8))
-    writer.close()
-    with largest_file(bytes_allowed=2000):
-        writing(tmp_path, resume_step=150).close()
+    with writing(tmp_path) as writer:
+        for step in range(1, 201):
+            writer.write(step, of(reward=step / 8))
+    with largest_file(bytes_allowed=2000), writing(tmp_path, resume_step=150):
+        pass
     assert [record["step"] for record in read_metrics(jsonl)] == list(range(1, 151))
 
 
 def test_a_resume_keeps_an_evaluation_of_an_earlier_step_that_was_finished_later(tmp_path: Path) -> None:
     jsonl = tmp_path / "metrics.jsonl"
-    writer = writing(tmp_path)
-    for step in range(1, 6):
-        writer.write(step, of(reward=0.5))
-        if step >= 3:
-            writer.write(step - 1, of(**{"eval/success_sampled": step / 8}))
-    writer.close()
-    writing(tmp_path, resume_step=3).close()
+    with writing(tmp_path) as writer:
+        for step in range(1, 6):
+            writer.write(step, of(reward=0.5))
+            if step >= 3:
+                writer.write(step - 1, of(**{"eval/success_sampled": step / 8}))
+    with writing(tmp_path, resume_step=3):
+        pass
     assert [(record["step"], record.get("eval/success_sampled")) for record in read_metrics(jsonl)] == [
         *((1, None), (2, None), (3, None), (2, 0.375), (3, 0.5))
     ]
@@ -171,10 +165,8 @@ def test_a_writer_that_another_one_has_followed_writes_nothing(tmp_path: Path) -
     def check() -> None:
         raise FencedOut("another learner has taken over")
 
-    writer = writing(tmp_path, check=check)
-    with pytest.raises(FencedOut):
+    with writing(tmp_path, check=check) as writer, pytest.raises(FencedOut):
         writer.write(1, sampled(1, "one"))
-    writer.close()
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [] and not (tmp_path / "samples.jsonl").exists()
 
 
@@ -205,16 +197,14 @@ def test_the_records_of_some_steps_are_found_wherever_they_are(tmp_path: Path, m
 
 def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
     places = {"a": Place("produced", "charts/success"), "b": Place("trained", "charts/success"), "c": None}
-    writer = writing(tmp_path, resume_step=0, place=lambda name: places[name])
-    for step in range(1, 4):
-        writer.write(step, of(a=step / 8, b=0.5, c=1.0))
-    writer.close()
+    with writing(tmp_path, resume_step=0, place=lambda name: places[name]) as writer:
+        for step in range(1, 4):
+            writer.write(step, of(a=step / 8, b=0.5, c=1.0))
     written_in = int(time.time())
     while int(time.time()) == written_in:  # TensorBoard reads files in the order of their seconds
         time.sleep(0.01)
-    writer = writing(tmp_path, resume_step=1, place=lambda name: places[name])
-    writer.write(2, of(a=0.75, b=0.25, c=1.0))
-    writer.close()
+    with writing(tmp_path, resume_step=1, place=lambda name: places[name]) as writer:
+        writer.write(2, of(a=0.75, b=0.25, c=1.0))
     assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["produced", "trained"]
     assert points(tmp_path / "tb" / "produced", "charts/success") == [(1, 0.125), (2, 0.75)]
     assert points(tmp_path / "tb" / "trained", "charts/success") == [(1, 0.5), (2, 0.25)]
@@ -222,9 +212,8 @@ def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_path: Path) -> None:
-    writer = writing(tmp_path)
-    writer.write(1, sampled(1, "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS))
-    writer.close()
+    with writing(tmp_path) as writer:
+        writer.write(1, sampled(1, "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS))
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     assert events.PluginTagToContent("text") == {"trained/best": b""}
     (event,) = events.Tensors("trained/best")
@@ -247,10 +236,9 @@ def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
 
 
 def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
-    writer = writing(tmp_path, describe=lambda tag: "Is it learning?" if tag == "reward" else "")
-    writer.write(1, of(reward=0.5, loss=0.25))
-    writer.write(2, of(reward=0.75))
-    writer.close()
+    with writing(tmp_path, describe=lambda tag: "Is it learning?" if tag == "reward" else "") as writer:
+        writer.write(1, of(reward=0.5, loss=0.25))
+        writer.write(2, of(reward=0.75))
     assert points(tmp_path / "tb", "reward") == [(1, 0.5), (2, 0.75)]
     (file,) = (tmp_path / "tb").glob("events.*")
     values = [migrate_value(value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
@@ -261,29 +249,19 @@ def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
     assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25, 0.75]
 
 
-def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
-    assert list(read_metrics(path)) == [{"step": 1, "reward": 0.5}] and list(read_metrics(tmp_path / "none")) == []
-    writer = writing(tmp_path, resume_step=1)
-    writer.write(2, of(reward=0.75))
-    writer.close()
-    assert [(line["step"], line["reward"]) for line in read_metrics(path)] == [(1, 0.5), (2, 0.75)]
-
-
 def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_was_replaced(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)
     assert file.records() == []
-    writer = writing(tmp_path)
-    writer.write(1, of(reward=0.5))
-    assert [record["step"] for record in file.records()] == [1]
-    with path.open("a") as jsonl:
-        jsonl.write('not JSON\n{"step": 2, "rew')
-    assert [record["step"] for record in file.records()] == [1]
-    with path.open("a") as jsonl:
-        jsonl.write('ard": 0.25}\n')
-    assert [(record["step"], record["reward"]) for record in file.records()] == [(1, 0.5), (2, 0.25)]
-    writer.close()
-    writing(tmp_path, resume_step=1).close()
+    with writing(tmp_path) as writer:
+        writer.write(1, of(reward=0.5))
+        assert [record["step"] for record in file.records()] == [1]
+        with path.open("a") as jsonl:
+            jsonl.write('not JSON\n{"step": 2, "rew')
+        assert [record["step"] for record in file.records()] == [1]
+        with path.open("a") as jsonl:
+            jsonl.write('ard": 0.25}\n')
+        assert [(record["step"], record["reward"]) for record in file.records()] == [(1, 0.5), (2, 0.25)]
+    with writing(tmp_path, resume_step=1):
+        pass
     assert [record["step"] for record in file.records()] == [1]

@@ -1,5 +1,6 @@
 """The state of a run: what its process writes as it begins and ends, and what is left of one that was killed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -116,3 +117,12 @@ DAMAGES: list[Callable[[Path], object]] = [
 def test_a_damaged_state_counts_as_stopped(run_dir: RunDir, damage: Callable[[Path], object]) -> None:
     damage(run_dir.state)
     assert standing(run_dir) is Standing.STOPPED
+
+
+def test_a_state_without_its_time_counts_as_stopped_while_its_process_lives(run_dir: RunDir) -> None:
+    record(run_dir, 1)
+    with run_dir.state.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("starting x")
+        file.flush()
+        assert standing(run_dir) is Standing.STOPPED

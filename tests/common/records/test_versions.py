@@ -1,33 +1,10 @@
-"""Lag across learners that came back: by hand, and against a count of the steps one by one."""
+"""Lag across learners that came back, against a count of the steps one by one."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.common.records.versions import Resumption, lags, oldest_within
-
-# A checkpoint at 5 while 9 was on offer; later one at 11, of which nothing newer was published.
-TWICE = [Resumption(checkpoint_version=5, first_version=10), Resumption(checkpoint_version=11, first_version=12)]
-
-
-def lag_of(version: int, *, policy_version: int, resumptions: list[Resumption]) -> int:
-    return int(lags(np.array([version], np.int32), policy_version=policy_version, resumptions=resumptions)[0])
-
-
-def test_without_a_resumption_lag_is_the_difference_of_the_versions() -> None:
-    assert lags(np.array([7, 3, 0], np.int32), policy_version=7, resumptions=[]).tolist() == [0, 4, 7]
-    assert oldest_within(4, policy_version=7, resumptions=[]) == 3
-
-
-@pytest.mark.parametrize(("version", "lag"), [(13, 0), (12, 1), (11, 1), (10, 2), (7, 2), (5, 2), (4, 3), (0, 7)])
-def test_the_versions_that_a_resumption_skips_are_no_lag(version: int, lag: int) -> None:
-    assert lag_of(version, policy_version=13, resumptions=TWICE) == lag
-
-
-@pytest.mark.parametrize(("max_lag", "oldest"), [(0, 13), (1, 11), (2, 5), (3, 4), (9, -2)])
-def test_the_oldest_version_within_a_lag_lies_before_what_was_skipped(max_lag: int, oldest: int) -> None:
-    assert oldest_within(max_lag, policy_version=13, resumptions=TWICE) == oldest
 
 
 @st.composite

@@ -185,7 +185,7 @@ def malformed(good: ValuesRequest, vocab_size: int) -> dict[str, bytes]:
         "unknown field `a`": b"\x81\xa1a" * 20_000,
         "unknown field `and`": encode({"reads": good.reads, "episode": good.episode, "and": 1}),
         "positive multiple": other(tokens=b"abc"),
-        "outside of the vocabulary": other(tokens=pack_tokens([vocab_size] * num_tokens)),
+        "vocabulary is": other(tokens=pack_tokens([vocab_size] * num_tokens)),
         "outside of the vocab": other(tokens=pack_tokens([-1] * num_tokens)),
         "do not divide": other(branch_starts=[0, num_tokens]),
         "branch_starts": other(branch_starts=[1]),
