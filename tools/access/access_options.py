@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from slipstream.common.process.config_error import ConfigError, require
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.terminal.options import check_options
 
 FLEET = r"[A-Za-z0-9]{1,32}"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -14,13 +15,8 @@ class FleetOption:
     fleet: str = ""  # a name of your choice for some hosts: they get a user of their own, which can be revoked alone
 
     def __post_init__(self) -> None:
-        require(
-            not self.fleet or re.fullmatch(FLEET, self.fleet) is not None,
-            "--fleet",
-            "1 to 32 letters and digits",
-            self.fleet,
-            "choose another name",
-        )
+        is_name = not self.fleet or re.fullmatch(FLEET, self.fleet) is not None
+        check_options(self, ("fleet", is_name, "1 to 32 letters and digits", "choose another name"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +27,8 @@ class UsersOptions(FleetOption):
 
     def __post_init__(self) -> None:
         FleetOption.__post_init__(self)
-        require(
-            not self.expires or re.fullmatch("[1-9][0-9]{0,5}[smhd]", self.expires) is not None,
-            "--expires",
-            "a number and s, m, h or d",
-            self.expires,
-            "24h is a day",
-        )
+        is_time = not self.expires or re.fullmatch("[1-9][0-9]{0,5}[smhd]", self.expires) is not None
+        check_options(self, ("expires", is_time, "a number and s, m, h or d", "24h is a day"))
         if self.expires and (not self.fleet or self.revoke):
             raise ConfigError("--expires is for a new user of a fleet; give --fleet NAME, and leave out --revoke")
         if self.enforce and (self.fleet or self.revoke):
