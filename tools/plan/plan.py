@@ -80,16 +80,11 @@ def measure(config: Config) -> MeasuredStep:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "slipstream.tools.plan.learner_step", str(path)]
+        arguments = [str(path), str(config.learner.ranks)]
+        command = [sys.executable, "-P", "-m", "slipstream.tools.plan.learner_step", *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         try:
-            done = subprocess.run(
-                [*command, str(config.learner.ranks)],
-                capture_output=True,
-                text=True,
-                timeout=STEP_TIMEOUT_S,
-                env=environment,
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_TIMEOUT_S, env=environment)
         except subprocess.TimeoutExpired:
             raise ConfigError(
                 f"the step on a fake GPU for `model.path` {config.model.path} has taken longer than "
