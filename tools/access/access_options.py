@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from slipstream.common.process.config_error import ConfigError, require
+from slipstream.common.process.config_error import ConfigError
 from slipstream.replay.fleet.roles import Role
+from slipstream.tools.terminal.options import check_options
 
 FLEET = r"[A-Za-z0-9]{1,32}"
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -16,13 +17,9 @@ class FleetOption:
 
     def __post_init__(self) -> None:
         roles = [role.value for role in Role]  # a fleet `learner` of run x would have the user of run x-actor's learner
-        require(
-            not self.fleet or (re.fullmatch(FLEET, self.fleet) is not None and self.fleet not in roles),
-            "--fleet",
-            f"1 to 32 letters and digits, and none of {', '.join(roles)}",
-            self.fleet,
-            "choose another name",
-        )
+        is_name = not self.fleet or (re.fullmatch(FLEET, self.fleet) is not None and self.fleet not in roles)
+        names = f"1 to 32 letters and digits, and none of {', '.join(roles)}"
+        check_options(self, ("fleet", is_name, names, "choose another name"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +30,8 @@ class UsersOptions(FleetOption):
 
     def __post_init__(self) -> None:
         FleetOption.__post_init__(self)
-        require(
-            not self.expires or re.fullmatch("[1-9][0-9]{0,5}[smhd]", self.expires) is not None,
-            "--expires",
-            "a number and s, m, h or d",
-            self.expires,
-            "24h is a day",
-        )
+        is_time = not self.expires or re.fullmatch("[1-9][0-9]{0,5}[smhd]", self.expires) is not None
+        check_options(self, ("expires", is_time, "a number and s, m, h or d", "24h is a day"))
         if self.expires and (not self.fleet or self.revoke):
             raise ConfigError("--expires is for a new user of a fleet; give --fleet NAME, and leave out --revoke")
         if self.enforce and (self.fleet or self.revoke):

@@ -17,14 +17,14 @@ def make_key(config: Config) -> int:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(new_secret() + "\n")
-    except FileExistsError:
-        raise ConfigError(
-            f"`weights.key_file` {path} exists and is not overwritten: all processes of a run need the same key; use "
-            "it, or name another file"
-        ) from None
     except OSError as error:
+        if path.exists():
+            raise ConfigError(
+                f"`weights.key_file` {path} exists and is not overwritten: all processes of a run need the same key; "
+                "use it, or name another file"
+            ) from None
         raise ConfigError(f"`weights.key_file` {path} cannot be written: {error.strerror}; name another file") from None
     print(f"wrote {path}; copy it to every host of the run, or set {KEY_VARIABLE} to its content there")
     return 0

@@ -88,7 +88,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         placed("slipstream.tools.replay.questions:take_operands")(parser, arguments)
     if verb.joins and "file" in verb.arguments:  # the name of the run may come before FILE
         files = [str(arguments.file), *arguments.settings]
-        file = next((word for word in files if word.endswith(ROWS)), files[0])
+        file = next((word for word in files if word.endswith(ROWS) and "=" not in word), files[0])
         files.remove(file)
         arguments.file, arguments.settings = Path(file), files
     if verb.of_runs:
@@ -197,10 +197,10 @@ def load(arguments: argparse.Namespace) -> Config:
     root = named.get("run.root", Config().run.root)
     found = find_run(continued, root) if continued else None
     if found:
-        overrides = [_root_of(found, named), *overrides]
+        overrides = [_root_of(found, "" if arguments.replay_archive else named.get("run.name", "")), *overrides]
     if found and arguments.replay_archive:
         run = found.path.name
-        overrides = [f"run.rerun_of='{run}'", f"run.name='{run}-rerun'", "redis.url=''", *overrides]
+        overrides = [f"run.rerun_of={_text(run)}", f"run.name={_text(f'{run}-rerun')}", "redis.url=''", *overrides]
     if verb.has_stages and words and not is_config(words[0]) and RunDir(root, words[0]).config.is_file():
         raise ConfigError(f"`{words[0]}` is a run; `slipstream up --resume {words[0]}` continues it")
     if found:
@@ -234,17 +234,30 @@ def _of_run(words: list[str], named: dict[str, str], root: str, *, plays: bool) 
     if len(words) > 1:
         raise ConfigError(f"got {', '.join(words)}; give the name of one run, or config files and run.name=NAME")
     if "redis.url" in named and "/" not in runs[0] and not RunDir(root, runs[0]).config.is_file():
-        return [], [f"run.name='{runs[0]}'"]
+        return [], [f"run.name={_text(runs[0])}"]
     run_dir = find_run(runs[0], root)
-    return [str(run_dir.config)], [_root_of(run_dir, named), *(["model.path=''"] if plays else [])]
+    first = _root_of(run_dir, named.get("run.name", ""))
+    return [str(run_dir.config)], [first, *(["model.path=''"] if plays else [])]
 
 
-def _root_of(run_dir: RunDir, named: dict[str, str]) -> str:
-    """The setting `run.root` of a run that may have been moved. Raises ConfigError for one under another name."""
-    name = load_config(str(run_dir.config), []).run.name
-    if name != run_dir.path.name and "run.name" not in named:
-        raise ConfigError(f"{run_dir.path} is a copy of the run {name!r}, or was renamed; name the folder {name}")
-    return f"run.root='{run_dir.path.parent}'"
+def _root_of(run_dir: RunDir, given: str) -> str:
+    """The setting `run.root` of a run that may have been moved. Raises ConfigError for one under another name.
+
+    `given` is the setting `run.name`, by which a copy may be called what its folder is; empty if it is not set.
+    """
+    recorded, folder = load_config(str(run_dir.config), []).run.name, run_dir.path.name
+    if given and given.strip("'\"") != folder:
+        raise ConfigError(f"got the run {folder} and run.name={given}, another one; leave one of them out")
+    if not given and recorded != folder:
+        raise ConfigError(
+            f"{run_dir.path} is a copy of the run {recorded!r}, or was renamed; name the folder {recorded}"
+        )
+    return f"run.root={_text(str(run_dir.path.parent))}"
+
+
+def _text(value: str) -> str:
+    """`value` as a text of YAML, which may have an apostrophe."""
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _end(code: int) -> NoReturn:

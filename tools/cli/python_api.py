@@ -120,7 +120,7 @@ def _run(config: Config, run_dir: RunDir, main: "_Main") -> None:
     up = Child("the run", verb_command("up", str(given)), log=run_dir.log("up"), environment=environment)
     is_interrupted = False
     up.start()
-    with up.log.open(errors="replace") as log:
+    with up.log.open(encoding="utf-8", errors="replace") as log:
         while True:
             try:
                 is_over = up.exit_code is not None
@@ -261,7 +261,7 @@ def _changed(statement: ast.stmt) -> set[str]:
         match node:
             case ast.alias(name=name, asname=other):
                 found.add((other or name).partition(".")[0])
-            case ast.Name() | ast.Attribute() | ast.Subscript() if isinstance(node.ctx, ast.Store):
+            case ast.Name() | ast.Attribute() | ast.Subscript() if not isinstance(node.ctx, ast.Load):
                 found.add(_root(node))
             case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
                 found.add(_root(method))

@@ -124,7 +124,10 @@ def _copy_templates(engine: str) -> None:
 def _filled(name: str, values: Mapping[str, str]) -> str:
     """The text of a template with `values`. A line whose value is empty is left out. Raises ConfigError."""
     path = OWN / name if (OWN / name).exists() else OURS / name
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not in UTF-8: {error}; save it in UTF-8") from None
     if unknown := set(PLACEHOLDER.findall("".join(lines))) - values.keys():
         raise ConfigError(
             f"{path} has {{{{{min(unknown)}}}}}, which is no value of a run; write the value itself, or use one of "

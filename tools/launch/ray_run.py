@@ -52,7 +52,7 @@ class Process:
         verb, node = name.partition("-")[0], ray.get_runtime_context().get_node_id()[:8]
         if verb == "actors" and not os.access(config.run.root, os.W_OK):  # this node has no such folder for its logs
             config.run.root = str(Path(tempfile.gettempdir()) / "slipstream")
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
             file.write(dump_config(config))
             file.flush()
             child = Child(

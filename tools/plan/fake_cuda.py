@@ -1,7 +1,4 @@
-"""Compiles and loads `fake_cuda.cpp`: a CUDA device for PyTorch's autograd, without memory and kernels.
-
-`fake_device` has what else code for GPUs needs on a computer that has none.
-"""
+"""Compiles and loads `fake_cuda.cpp`: a CUDA device for PyTorch's autograd, without memory and kernels."""
 
 import ctypes
 import importlib.util
@@ -20,17 +17,12 @@ COMPILE_TIMEOUT_S = 120.0
 def load_backend() -> ctypes.CDLL:
     """Compile the backend and load it into this process: before torch is imported, which looks for backends then.
 
-    Call its `register_guard` after that import. Raises ConfigError without a C++ compiler.
+    Call its `register_guard` after that import. Raises ConfigError.
     """
     found = importlib.util.find_spec("torch")
     assert found is not None and found.origin is not None
     torch = Path(found.origin).parent
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise ConfigError(
-            f"a plan needs a C++ compiler, and {compiler} is not installed; install one (Debian, Ubuntu: apt-get "
-            "install g++), or set the environment variable CXX to a compiler"
-        )
+    compiler = checked_compiler()
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "fake_cuda.so"
         command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{torch / 'include'}", str(SOURCE)]
@@ -39,3 +31,14 @@ def load_backend() -> ctypes.CDLL:
         if done.returncode:
             raise ConfigError(f"{compiler} could not compile {SOURCE}: {done.stderr.strip()}; see the error above")
         return ctypes.CDLL(str(library))
+
+
+def checked_compiler() -> str:
+    """The C++ compiler: `CXX`, else g++. Raises ConfigError without one."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"a plan needs a C++ compiler, and {compiler} is not installed; install one (Debian, Ubuntu: apt-get "
+            "install g++), or set the environment variable CXX to a compiler"
+        )
+    return compiler

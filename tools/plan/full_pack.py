@@ -8,10 +8,7 @@ from slipstream.learner.ranks.context import Context
 
 
 def full_pack(config: Config, context: Context | None = None) -> Packed:
-    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest.
-
-    It is computed by the ranks of `context`, or by one.
-    """
+    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest."""
     longest, num_tokens = config.model.max_tokens, config.learner.micro_batch_tokens
     lengths = [longest] * (num_tokens // longest)
     if rest := num_tokens % longest:

@@ -12,6 +12,7 @@ from slipstream.actors.engine.shadow_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.rewards.part import reward_parts
+from slipstream.tools.plan.fake_cuda import checked_compiler
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.plan.memory import (
     LEARNER_RESERVE_BYTES,
@@ -42,10 +43,7 @@ NOTICE = "Higher priority item already registered"  # of a torch for CUDA, besid
 
 
 def plan(config: Config, options: PlanOptions) -> int:
-    """Print the memory of learner, actors and host, speed and cost; return 0 if all of it fits. Raises ConfigError.
-
-    Of the model only its config.json is read.
-    """
+    """Print the memory of learner, actors and host, speed and cost; return 0 if all of it fits. Raises ConfigError."""
     reward_parts(config.env.entries())
     if not config.model.path:
         print("`model.path` is empty: a tiny model fits on any GPU, and on none")
@@ -78,16 +76,20 @@ def plan(config: Config, options: PlanOptions) -> int:
 
 def measure(config: Config) -> MeasuredStep:
     """Run one step of the learner of `config` on a fake GPU, in a process of its own. Raises ConfigError."""
+    checked_compiler()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
-        path.write_text(dump_config(config))
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "slipstream.tools.plan.learner_step", str(path), str(config.learner.ranks)],
-            capture_output=True,
-            text=True,
-            timeout=STEP_TIMEOUT_S,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        path.write_text(dump_config(config), encoding="utf-8")
+        arguments = [str(path), str(config.learner.ranks)]
+        command = [sys.executable, "-P", "-m", "slipstream.tools.plan.learner_step", *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_TIMEOUT_S, env=environment)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"the step on a fake GPU for `model.path` {config.model.path} has taken longer than "
+                f"{STEP_TIMEOUT_S:.0f} s; end other programs on this machine, or lower `learner.micro_batch_tokens`"
+            ) from None
     why = "\n".join(line for line in done.stderr.strip().splitlines() if not line.startswith(NOTICE))
     if done.returncode == EXIT_BAD_INPUT:
         raise ConfigError(why)

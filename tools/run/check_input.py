@@ -184,10 +184,7 @@ def check_env(env: EnvConfig) -> None:
 
 
 async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part], *, timeout_s: float) -> None:
-    """Make the environment and close it. Raises ValueError if a reward needs a column that its task lacks.
-
-    So it does if a function of the user's fails on a made-up reply.
-    """
+    """Make the environment and close it. Raises ValueError if a reward lacks a column, or fails on a made-up reply."""
     env, task = make_any_env(part.name, part.options), Task(env=label, split="train", index=0)
     asked = any(is_own(reward.kind) or shown_columns(reward) for reward in rewards)
     try:
@@ -316,24 +313,30 @@ def check_model_folder(folder: Path, *, max_tokens: int) -> None:
 
 def check_model_config(folder: Path) -> None:
     """Raise ConfigError unless the config.json of a model, of which no other file is needed, can be read."""
+    _check_config("model.path", folder)
     _read_json(folder / "config.json")
-    check_not_quantised(folder)
 
 
 def _check_files(key: str, folder: Path) -> None:
     """Raise ConfigError unless `folder`, the value of `key`, has the files of a model."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"`{key}` {folder} is not a Hugging Face model folder: it has no config.json")
-    check_not_quantised(folder)
+    _check_config(key, folder)
     if not weight_files(folder):
         raise ConfigError(f"`{key}` {folder} has no *.safetensors; save the weights with save_pretrained")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(f"`{key}` {folder} has no tokenizer; save it beside the weights with save_pretrained")
 
 
+def _check_config(key: str, folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"`{key}` {folder} is not a Hugging Face model folder: it has no config.json; name one, or `hf download` it"
+        )
+    check_not_quantised(folder)
+
+
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        content = json.loads(path.read_text()) if path.is_file() else {}
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"`model.path`: {path} is not JSON: {reason(error)}; restore it from a copy") from None
     if not isinstance(content, dict):

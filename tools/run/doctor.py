@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import redis
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
@@ -135,7 +136,10 @@ def _run(config: Config) -> str:
         return f"{run_dir.path} does not exist; `slipstream up run.name={name}` starts a run of that name"
     state = standing(run_dir)
     if state.is_live and config.redis.url:
-        found = _observed(config, run_dir)
+        try:
+            found = _observed(config, run_dir)
+        except redis.RedisError as error:
+            return f"FAULT: the run is alive, but {config.redis.url} does not answer: {error}; start that server again"
         return f"FAULT: {found}" if found.is_fault else str(found)
     match state:
         case Standing.STARTING | Standing.RUNNING:

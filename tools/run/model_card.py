@@ -20,15 +20,12 @@ SNAPSHOT = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]+)")
 SECTIONS = ("model", "env", "sampling", "replay", "objective", "optim", "learner", "warm_start")
 FIT_SECTIONS = ("model", "optim", "learner")
 MISSING = "not recorded"
-HIDDEN = ("model.path", "learner.devices")
+HIDDEN = ("model.path", "learner.devices", "learner.rendezvous")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 
 
 def card_of(run_dir: RunDir) -> str:
-    """Return the card as Markdown with Hugging Face's metadata. Where a number was not recorded, it says so.
-
-    Raises ConfigError if the run has no readable configuration.
-    """
+    """The card as Markdown with Hugging Face's metadata; it says what was not recorded. Raises ConfigError."""
     config = load_config(str(run_dir.config), [])
     fit = run_dir.fit  # of `slipstream fit sft`, `dpo` and `reward`
     sections: Sequence[str]
@@ -43,7 +40,7 @@ def card_of(run_dir: RunDir) -> str:
     lines += ["---", f"# {run_dir.path.name}", "", "Trained by Slipstream. All numbers are this run's own records.", ""]
     lines += ["| | |", "|---|---|", f"| base model | {_cell(base)} |"]
     check = run_dir.path / "export_check.txt"
-    rows["loaded again"] = check.read_text().strip() if check.is_file() else MISSING
+    rows["loaded again"] = check.read_text(encoding="utf-8").strip() if check.is_file() else MISSING
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows.items()]
     lines += ["", "## Configuration", "", "Every key that differs from its default, without paths and addresses:", ""]
     return "\n".join([*lines, "```yaml", *_differences(config, sections), "```", ""])
@@ -79,7 +76,7 @@ def _rl_rows(run: RunFiles, config: Config) -> dict[str, str]:
 def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Of an imitation, DPO or a reward model, which have no episodes and no lag. Raises ConfigError."""
     try:
-        settings = json.loads(fit.read_text())
+        settings = json.loads(fit.read_bytes())
         data = str(settings["--data"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{fit} is damaged: {error}; restore it from a copy") from error

@@ -18,10 +18,7 @@ RANK_TIMEOUT_S = 600.0
 
 
 def export(config: Config, *, options: ExportOptions) -> int:
-    """Write the card, upload if that is asked for, and print where the model is. Raises ConfigError.
-
-    With `--critic`, write the critic instead, and print where that is.
-    """
+    """Write the card, or the critic, upload if that is asked for, and print where the model is. Raises ConfigError."""
     run_dir = RunDir(config.run.root, config.run.name)
     if options.critic:
         with held(run_dir.trained_critic):

@@ -43,7 +43,8 @@ def server_commands(env: EnvConfig) -> dict[str, tuple[str, str]]:
         if command := part.options.get("server_command"):
             url = str(part.options.get("url", ""))
             try:
-                is_right = bool(shlex.split(command)) and url.startswith("http://") and urlsplit(url).port != 0
+                place = urlsplit(url)
+                is_right = bool(shlex.split(command) and place.scheme == "http" and place.hostname) and place.port != 0
             except (AttributeError, ValueError):
                 is_right = False
             if not is_right:
@@ -57,10 +58,7 @@ def server_commands(env: EnvConfig) -> dict[str, tuple[str, str]]:
 
 @contextlib.contextmanager
 def env_servers(config: Config, *, stop: Flag) -> Iterator[list[Child]]:
-    """Start the servers of a run, and yield them when all have answered, or after `stop`; end them behind that.
-
-    Raises ConfigError if one ends, does not answer, or could not get its port.
-    """
+    """Start the servers of a run, and yield them when all have answered, or after `stop`. Raises ConfigError."""
     run_dir, servers = RunDir(config.run.root, config.run.name), dict[str, Child]()
     with contextlib.ExitStack() as stack:
         for command, (label, url) in server_commands(config.env).items():
@@ -87,10 +85,7 @@ def ended(servers: Sequence[Child]) -> Child | None:
 
 @contextlib.contextmanager
 def playing_on_servers(config: Config) -> Iterator[None]:
-    """Keep the servers of a verb that plays in this process. If one ends, the verb is interrupted as by Ctrl-C.
-
-    Raises ConfigError then.
-    """
+    """Keep the servers of a verb that plays in this process. Raises ConfigError if one ends, which interrupts it."""
     with env_servers(config, stop=Flag()) as servers:
         if not servers:
             yield

@@ -13,16 +13,13 @@ TINY_KV_BYTES = GIB  # for the tiny model, which needs next to nothing
 
 
 def share_gpus(config: Config) -> None:
-    """Choose the transport of weights and the memory of the actors in `config`, and print both.
-
-    NCCL does not connect two processes on one GPU, so the actors pull. Raises ConfigError if the two do not fit.
-    """
+    """Choose the actors' transport of weights and memory in `config`, and print both. Raises ConfigError."""
     shared = split_devices(config, visible_devices()).shared
     if not shared:
         return
     where, actors = f"learner and actors share GPU {', '.join(shared)}", config.actors
     if actors.transport == "broadcast":
-        actors.transport = "pull"
+        actors.transport = "pull"  # NCCL does not connect two processes on one GPU
         print(f"{where}: the actors pull weights (actors.transport=pull)")
     if not actors.limits_memory:
         actors.kv_cache_bytes = _planned(config, shared[0]) if config.model.path else TINY_KV_BYTES

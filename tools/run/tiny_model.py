@@ -1,7 +1,4 @@
-"""Makes a tiny model without a download: a word-level tokenizer, a chat template, and a Qwen3 with random weights.
-
-It is saved as a normal Hugging Face folder, so it works wherever a model does.
-"""
+"""Makes a tiny model without a download: a word-level tokenizer, a chat template, and a Qwen3 with random weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -63,10 +63,7 @@ DASHBOARD_PORT, TENSORBOARD_PORT = 6006, 6007
 
 
 def up(config: Config, *, resume: bool, dry_run: bool, trackers: Sequence[str] = ()) -> int:
-    """Start everything, show progress until the learner is done, end everything in order; return the exit code.
-
-    With `dry_run`, only print what would be started. `trackers` (wandb, mlflow) receive the metrics meanwhile.
-    """
+    """Start everything, show progress until the learner is done, end everything in order; return the exit code."""
     if missing := [to for to in trackers if importlib.util.find_spec(to) is None]:
         raise ConfigError(f"--{missing[0]} needs the package {missing[0]}: `pip install {missing[0]}`")
     if dry_run:

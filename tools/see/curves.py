@@ -74,10 +74,7 @@ def figures(runs: Sequence[RunFiles], section: str) -> str:
 
 
 def draw(curves: Mapping[str, Sequence[Point]]) -> str:
-    """The SVG of curves by name, upwards from 0, or from the lowest value if that is negative.
-
-    A point shows its numbers while the mouse is over it.
-    """
+    """The SVG of curves by name, upwards from 0, or from the lowest value if that is negative."""
     points = [point for curve in curves.values() for point in curve]
     x, across = _axis([point.step for point in points], LEFT, WIDTH - RIGHT)
     y, upwards = _axis([0.0, *(end for point in points for end in (point.low, point.high))], HEIGHT - BOTTOM, TOP)

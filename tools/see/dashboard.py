@@ -7,10 +7,7 @@ from slipstream.learner.lead.overview import pinned_link
 
 
 def redirect_to_charts(address: str, *, port: int) -> str:
-    """Redirect a browser to the TensorBoard at `address` with those charts on top, until this process ends.
-
-    Return the link, which is on loopback.
-    """
+    """Redirect a browser to the most telling charts of the TensorBoard at `address`; return the link, on loopback."""
 
     class Redirect(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

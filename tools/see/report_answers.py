@@ -81,11 +81,6 @@ def _stale(run: RunFiles) -> str:
     return f"lag {mean:.1f} steps, {most:.1f} at most{limits}{effective}"
 
 
-def _waiting(run: RunFiles) -> str:
-    found = recorded_diagnosis(run)
-    return str(found) if found else UNKNOWN
-
-
 def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
     """The state of a run by its newest recorded steps, whether or not its processes are alive; None without a step."""
     steps = recent([record for record in run.steps if "perf/learner_busy" in record])[-NUM_EXACT:]
@@ -139,7 +134,7 @@ ANSWERS = {
     "is it learning?": _learning,
     "held-out tasks": _held_out,
     "how stale is the data?": _stale,
-    "which side waits?": _waiting,
+    "which side waits?": lambda run: str(recorded_diagnosis(run) or UNKNOWN),
     "what does it cost?": _cost,
     "is anything failing?": _failing,
 }

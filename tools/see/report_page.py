@@ -12,7 +12,7 @@ from slipstream.tools.see.report_answers import ANSWERS
 from slipstream.tools.see.run_files import RunFiles, read_run
 
 REPORT = "report.html"  # in the directory of the run; of several runs, in run.root
-STYLE = (Path(__file__).parent / "page.css").read_text()
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 HEAD = """<!doctype html>
 <html lang="en">
 <head>

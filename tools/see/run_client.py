@@ -26,10 +26,7 @@ class Shard:
 
 
 def clients_of(config: Config, *, patience_s: float = PATIENCE_S) -> list[redis.Redis]:
-    """One client per Redis server of the run. `redis.url` names the first server, which knows the others.
-
-    Raises ConfigError, RedisUnreachable, UnknownRun.
-    """
+    """One client per Redis server of the run. Raises ConfigError, RedisUnreachable, UnknownRun."""
     url = config.redis.url
     if not url and (run_dir := RunDir(config.run.root, config.run.name)).config.is_file():
         if trains_alone(config):

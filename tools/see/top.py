@@ -23,10 +23,7 @@ REFRESH_S = 1.0
 
 
 def top(config: Config, *, options: TopOptions) -> int:
-    """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started.
-
-    Of a run that trains without actors, show its line of `slipstream runs`.
-    """
+    """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
     run_dir = RunDir(config.run.root, config.run.name)
     if (state := standing(run_dir)) is Standing.FINISHED or trains_alone(config):
         return _show_recorded(run_dir, state, as_json=options.json)
@@ -51,7 +48,7 @@ def _show_recorded(run_dir: RunDir, state: Standing, *, as_json: bool) -> int:
     """Raises ConfigError."""
     name, summary = run_dir.path.name, read_summary(run_dir)
     if as_json:
-        written = json.loads(run_dir.summary.read_text()) if summary else None
+        written = json.loads(run_dir.summary.read_bytes()) if summary else None
         return print_json([{"run": name, "state": state.value, "summary": written}])
     if summary:
         print_table(f"Slipstream: {name} has finished", summary_rows(summary))

@@ -19,7 +19,7 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.run.diagnosis import Facts, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.tools.see.fleet_tables import actors_table, relays_table
-from slipstream.tools.see.summary import held_out_success
+from slipstream.tools.see.summary import counts, held_out_success
 from slipstream.tools.terminal.table import cell, two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -81,8 +81,7 @@ class View:
             "step": f"{records[-1]['step'] if records else 0:.0f} of {self._config.learner.steps}",
         }
         if records:
-            # In the file null stands for what was not finite, such as the mismatch with a policy that has collapsed.
-            last = {name: math.nan if value is None else value for name, value in records[-1].items()}
+            last = records[-1]  # without what was not finite, such as the mismatch with a policy that has collapsed
             rows |= {
                 **_newest_episodes(records),
                 "trained on": f"success {last['trained/success']:.3f}, reward {last['trained/reward']:.3f}",
@@ -101,12 +100,12 @@ class View:
                 f"{held_out(newest)}, "
                 f"at step {newest['step']:.0f}  {sparkline([e['eval/success_sampled'] for e in evaluations])}"
             )
-        dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
         rows["buffer"] = (
             f"{ledger.queued} queued, {ledger.leased} leased, "
             + (f"{ledger.judging} judging, " if ledger.judging else "")
             + f"{ledger.ready} ready, {ledger.claimed} claimed, "
-            f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
+            f"{ledger.trained} trained, dropped: {counts(ledger.dropped)}"
+            + ("" if ledger.balanced else "  NOT BALANCED")
         )
         return two_columns(f"Slipstream: {self._config.run.name}", rows)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.config.setting_bounds import NonNegative, Positive, check_bounds
-from slipstream.common.process.config_error import require
+from slipstream.common.config.setting_bounds import NonNegative, Positive
+from slipstream.tools.terminal.options import check_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,11 +13,6 @@ class SimulateOptions:
     learner_speed: Positive = 1.0  # of what was measured: 8 for eight times the ranks, if they scale
 
     def __post_init__(self) -> None:
-        check_bounds(self, "--")
-        require(
-            all(number.isdecimal() and int(number) >= 1 for number in self.actors),
-            "--actors",
-            "numbers >= 1, with commas between them",
-            ",".join(self.actors),
-            "4,16,64 simulates three fleets",
-        )
+        are_counts = all(number.isdecimal() and int(number) >= 1 for number in self.actors)
+        rule = ("actors", are_counts, "numbers >= 1, with commas between them", "4,16,64 simulates three fleets")
+        check_options(self, rule)

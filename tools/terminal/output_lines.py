@@ -23,10 +23,7 @@ def printable_lines(text: str, console: Console, *, indent: int) -> list[str]:
 
 
 def print_json(records: Iterable[dict[str, Any]]) -> int:
-    """Print each record as one line of JSON, with null for a number that is not finite; return 0.
-
-    An actor may have recorded such a duration.
-    """
+    """Print each record as one line of JSON, with null for a number that is not finite; return 0."""
     for record in records:
         print(json_line(json.loads(json.dumps(record), parse_constant=lambda _: None)))
     return 0

@@ -104,6 +104,18 @@ def test_what_no_host_can_use_is_refused(capsys: pytest.CaptureFixture[str], set
     assert shown.out == "" and said in shown.err
 
 
+def test_a_key_is_written_once_and_where_its_folder_can_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["access", "key", "weights.key_file=keys/one"]) == 0
+    assert (tmp_path / "keys" / "one").stat().st_mode & 0o777 == 0o600
+    for file, said in (
+        ("keys/one", "keys/one exists and is not overwritten"),
+        ("keys/one/two", "keys/one/two cannot be written: File exists; name another file"),
+        ("''", "`weights.key_file` is empty; name the file"),
+    ):
+        assert main(["access", "key", f"weights.key_file={file}"]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_an_address_of_this_machine_alone_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     _, needs = printed(capsys, "redis.url=redis://localhost:6379")
     assert "`redis.url` is localhost: only hosts" in needs and "`weights.host` is 127.0.0.1: only hosts" in needs

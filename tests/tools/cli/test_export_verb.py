@@ -17,11 +17,13 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.run.model_card import card_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.cli.verbs import ASCII_LOCALE
 
 PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}
 STEP = {"step": 7, "trained/reward": 0.5, "lag/mean": 1.25, "lag/max": 3, **PRODUCED}
 EVALUATION = {"step": 7, "eval/success_sampled": 0.8, "eval/success_greedy": 0.9, "eval/num_tasks": 100}
 SETTINGS = ["env.name=dataset", "env.max_turns=1", "env.options={train: /home/me/secret/sums.jsonl}", "optim.lr=5e-5"]
+SETTINGS += ["learner.ranks=2", "learner.hosts=2", "learner.rendezvous=10.0.0.9:29500"]
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     made.trained_model.mkdir()
     (made.trained_model / "model.safetensors").write_bytes(b"\0" * 64)
     (made.trained_model / "config.json").write_text("{}")
-    (made.path / "export_check.txt").write_text("loaded by transformers 5.0, differs\n")
+    (made.path / "export_check.txt").write_text("loaded by transformers 5.0, differs at “é”\n", encoding="utf-8")
     (made.trained_model / "notes.pkl").write_bytes(b"never uploaded")
     return made
 
@@ -52,9 +54,9 @@ def export(run_dir: RunDir, *options: str, **variables: str) -> subprocess.Compl
 
 
 def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: RunDir) -> None:
-    done = export(run_dir)
+    done = export(run_dir, **ASCII_LOCALE)
     assert (done.returncode, done.stdout.strip()) == (0, str(run_dir.trained_model)), done.stderr
-    card = (run_dir.trained_model / "README.md").read_text()
+    card = (run_dir.trained_model / "README.md").read_text(encoding="utf-8")
     assert "base_model: Qwen/Qwen3-0.6B\n" in card
     for row in (
         "| base model | Qwen/Qwen3-0.6B at 0123456789ab |",
@@ -64,7 +66,7 @@ def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: Run
         "| newest episodes | success 0.500 (0.38 to 0.62) reward 0.500, of 64 episodes |",
         "| lag at the last step | 1.2 optimizer steps, 3 at most |",
         "| tokens trained | not recorded |",
-        "| loaded again | loaded by transformers 5.0, differs |",
+        "| loaded again | loaded by transformers 5.0, differs at “é” |",
     ):
         assert row in card
     assert "optim.lr: 5e-05" in card and '"url": "(an address)"' in card

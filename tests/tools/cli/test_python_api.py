@@ -96,6 +96,7 @@ def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() ->
         ("W = ['a']\nW += ['b']", ["a", "b"]),
         ("W = ['a']\nW = W + ['b']", ["a", "b"]),
         ("W = ['a', 'c']\nW[1] = 'b'", ["a", "b"]),
+        ("W = ['a', 'b', 'c']\ndel W[2]", ["a", "b"]),
         ("class W: pass\nW.words = ['b']\nW = W.words", ["b"]),
         ("import xml.dom, slipstream\nimport xml.sax\nslipstream.train()\nW = [xml.dom, xml.sax, slipstream]", None),
         ("W = [1]\nfor word in W:\n    print(word)", [1]),

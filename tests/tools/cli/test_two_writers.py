@@ -26,8 +26,7 @@ from slipstream.tools.data.row_files import write_rows
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'
-RUN = ("run.root=runs", "run.name=old")
-FIT = (*RUN[:1], "run.name=new", "model.path=model", "--data=rows.jsonl")
+FIT = "run.root=runs run.name=new model.path=model --data=rows.jsonl"
 # What each verb writes, and a command of it in the folder of `place`.
 WRITE = {
     "up": ("runs/new", "up run.root=runs run.name=new"),
@@ -35,10 +34,7 @@ WRITE = {
     "track": ("runs/old/tracked_by_wandb.json", "track run.root=runs run.name=old --to wandb"),
     "launch": ("launch/new", "launch ray run.name=new redis.url=redis://127.0.0.1:1"),
     "replay": ("out.jsonl", "replay export out.jsonl --force run.root=runs run.name=old"),
-    "fit sft": ("runs/new", f"fit sft {' '.join(FIT)}"),
-    "fit dpo": ("runs/new", f"fit dpo {' '.join(FIT)}"),
-    "fit reward": ("runs/new", f"fit reward {' '.join(FIT)}"),
-    "fit prm": ("runs/new", f"fit prm {' '.join(FIT)}"),
+    **{f"fit {goal}": ("runs/new", f"fit {goal} {FIT}") for goal in ("sft", "dpo", "reward", "prm")},
     "data": ("out.jsonl", "data out.jsonl --data=rows.jsonl --force"),
     "export": ("runs/old/trained_model/README.md", "export run.root=runs run.name=old"),
     "collect": ("out.jsonl", "collect out.jsonl --force --expert run.root=runs run.name=old"),

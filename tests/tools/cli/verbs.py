@@ -7,6 +7,7 @@ import sys
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from tests.processes import DEADLINE_S, REPOSITORY
 
+ASCII_LOCALE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # in which no file of ours is written
 SLIPSTREAM = [sys.executable, "-m", "slipstream.tools.cli.cli"]
 
 

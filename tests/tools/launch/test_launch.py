@@ -34,23 +34,12 @@ ODD = """it's "1" $(id) {{run}}"""
 
 # https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 SKY_KEYS = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run", "config"}
-SKY_RESOURCES = {
-    "infra",
-    "accelerators",
-    "accelerator_args",
-    "cpus",
-    "memory",
-    "instance_type",
-    "use_spot",
-    "disk_size",
-}
-SKY_RESOURCES |= {"disk_tier", "network_tier", "image_id", "ports", "labels", "autostop", "any_of", "ordered"}
-SKY_RESOURCES |= {"job_recovery"}
+SKY_RESOURCES = {"infra", "accelerators", "accelerator_args", "cpus", "memory", "instance_type", "use_spot"}
+SKY_RESOURCES |= {"disk_size", "disk_tier", "network_tier", "image_id", "ports", "labels", "autostop", "any_of"}
+SKY_RESOURCES |= {"ordered", "job_recovery"}
 # https://slurm.schedmd.com/sbatch.html, of those that take a value and that this program writes
 SBATCH_OPTIONS = {"--job-name", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--gpus-per-node", "--open-mode"}
 SBATCH_OPTIONS |= {"--output", "--signal", "--array", "--partition"}
-
-
 GPUS = ["model.dtype=bfloat16", "learner.ranks=4", "actors.tensor_parallel=2"]
 
 
@@ -298,9 +287,13 @@ def test_the_templates_are_the_users_own_from_the_first_on(tmp_path: Path, monke
     own.write_text("#SBATCH --partition=spot\n#SBATCH --gpus-per-node=h100:{{actor_gpus}}\nslipstream {{run}}\n")
     assert written("actors.sbatch", configured()) == "#SBATCH --partition=spot\nslipstream Demo_1.x\n"
     assert "--gpus-per-node=h100:2\n" in written("actors.sbatch", configured(*GPUS))
-    own.write_text("{{image}}")
-    with pytest.raises(ConfigError, match=r"launch/actors.sbatch has \{\{image\}\}, which is no value .* actor_gpus, "):
-        written("actors.sbatch", configured())
+    for text, complaint in (
+        (b"{{image}}", r"launch/actors.sbatch has \{\{image\}\}, which is no value .* actor_gpus, "),
+        (b"# f\xfcr uns", r"launch/actors.sbatch is not in UTF-8: .*; save it in UTF-8"),
+    ):
+        own.write_bytes(text)
+        with pytest.raises(ConfigError, match=complaint):
+            written("actors.sbatch", configured())
 
 
 def test_what_was_printed_is_written_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

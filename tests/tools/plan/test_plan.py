@@ -106,6 +106,18 @@ def test_the_tiny_model_needs_no_plan_and_impossible_hosts_are_refused(capsys: p
         plan(settings("model.path=nowhere", "actors.count=2", "actors.tensor_parallel=2"), PlanOptions(actor_gpus=3))
 
 
+def test_what_a_plan_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"`model.path` nowhere is not a Hugging Face model folder: .*; name one, or"):
+        plan(settings("model.path=nowhere"), PlanOptions())
+    config = load_config(str(write_step(tmp_path / "dense", DENSE, {})), [])
+    monkeypatch.setattr("slipstream.tools.plan.plan.STEP_TIMEOUT_S", 0.01)
+    with pytest.raises(ConfigError, match=r"the step on a fake GPU for `model.path` .* has taken longer than 0 s; end"):
+        plan(config, PlanOptions())
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"a plan needs a C\+\+ compiler, and no-such-compiler is not installed; "):
+        plan(config, PlanOptions())
+
+
 def test_an_engine_has_weights_a_shadow_of_them_a_reserve_and_what_is_left_for_keys_and_values() -> None:
     engine = engine_memory(settings(), STEP, gpu_bytes=GPU)
     assert (engine.weights_bytes, engine.shadow_bytes) == (20 * GIB, 22 * GIB)

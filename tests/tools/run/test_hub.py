@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.tools.run.hub import local_model
-from tests.tools.cli.verbs import slipstream
+from tests.tools.cli.verbs import ASCII_LOCALE, slipstream
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -33,6 +33,16 @@ def test_an_id_becomes_the_folder_of_its_snapshot(cache: Path) -> None:
     for name in ("maker/tiny", f"maker/tiny@{REVISION}"):
         done = of_cache(cache, "eval", f"model.path={name}", "env.name=shop")
         assert done.returncode == 2 and f"`model.path` {snapshot} has no *.safetensors" in done.stderr
+
+
+def test_the_files_of_a_model_are_read_in_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (tmp_path / name).touch()
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    written = '{"_name_or_path": "Grüße", "max_position_embeddings": 4}'
+    (tmp_path / "config.json").write_text(written, encoding="utf-8")
+    done = slipstream("eval", f"model.path={tmp_path}", "env.name=shop", **ASCII_LOCALE)
+    assert done.returncode == 2 and "`model.max_tokens` must be <= 4, the context of the model" in done.stderr
 
 
 def test_an_id_that_is_not_in_the_cache_is_named_with_what_to_do(cache: Path) -> None:

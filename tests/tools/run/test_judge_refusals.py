@@ -84,10 +84,13 @@ def of_panel(judge: str) -> str:
     return judge.replace("part: judge, ", "").replace("compare: pairwise, ", "").replace("compare: listwise, ", "")
 
 
-def test_up_starts_no_judge_process_where_the_actors_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={BY_ACTORS}"]) == 0
+@pytest.mark.parametrize(("judge", "processes"), [(BY_ACTORS, []), (BY_URL, ["judge"])])
+def test_up_starts_a_judge_process_unless_the_actors_judge(
+    judge: str, processes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={judge}"]) == 0
     started = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert started == ["redis", "GPUs", "learner", "actors", "tensorboard"]
+    assert started == ["redis", "GPUs", "learner", "actors", *processes, "tensorboard"]
 
 
 def test_an_actor_that_judges_groups_needs_the_key_of_every_judge_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:

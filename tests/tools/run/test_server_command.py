@@ -155,7 +155,7 @@ def test_a_request_to_stop_ends_the_wait_for_a_server(tmp_path: Path, port: int,
     ("command", "url"),
     [
         *((command, "http://127.0.0.1:1") for command in ("sh -c 'open", " ", ["sleep"])),
-        *(("sleep 1", url) for url in ("https://127.0.0.1:1", "http://127.0.0.1:x", None)),
+        *(("sleep 1", url) for url in ("https://127.0.0.1:1", "http://127.0.0.1:x", "http://:80", None)),
     ],
 )
 def test_a_command_or_a_url_that_cannot_be_is_refused(command: object, url: str | None) -> None:

@@ -4,7 +4,6 @@ What can be checked is refused before any process is started. Else the cause is 
 moment at which it is in a log.
 """
 
-import os
 import re
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.http_stand_in import HttpStandIn
 from tests.processes import DEADLINE_S, GUESS, customized
 from tests.tools.run.test_up import Sittings, start
 from tests.tools.run.tiny_model import save_tiny_model
@@ -91,21 +91,9 @@ FAILURES = {
 
 @pytest.fixture
 def closing_port() -> Iterator[int]:
-    """A port at which a program accepts connections, which is no Redis."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.1)
-        child = os.fork()
-        if child == 0:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                    connection.close()
-                except TimeoutError:
-                    continue
-        yield server.getsockname()[1]
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+    """A port at which a program answers and closes connections, which is no Redis."""
+    with HttpStandIn(lambda _: None) as other:
+        yield int(other.url.rpartition(":")[2])
 
 
 @pytest.fixture

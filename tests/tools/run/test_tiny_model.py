@@ -7,12 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.shop.shop import ShopEnv
-from slipstream.tools.run.prepare import load_tokenizer, vocabulary_texts
+from slipstream.tools.run.prepare import load_tokenizer
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.common.text.small_tokenizer import shop_tokenizer
 
@@ -64,10 +63,6 @@ def test_every_word_of_tasks_never_seen_is_in_the_vocabulary() -> None:
             observation = asyncio.run(env.step(said[-1]))
             said.append(observation.messages[0].content)
         assert tokenizer.unk_token_id not in tokenizer.encode(" ".join([*said, "invalid"]))
-
-
-def test_the_vocabulary_is_the_same_each_time() -> None:
-    assert vocabulary_texts(EnvConfig(max_turns=8), 5) == vocabulary_texts(EnvConfig(max_turns=8), 5)
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:

@@ -177,6 +177,16 @@ def test_a_verb_that_needs_the_server_says_how_the_run_ended(
     assert f"run 'ended' {ended}, and its Redis server ended with it; its archive answers" in capsys.readouterr().err
 
 
+def test_doctor_names_the_server_of_a_live_run_that_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run_dir = make_run(tmp_path, "one", age_s=0), RunDir(tmp_path, "one")
+    config.redis.url = "redis://127.0.0.1:1"
+    run_dir.config.write_text(dump_config(config))
+    assert training(run_dir, lambda: main(["doctor", "run.name=one", f"run.root={tmp_path}"])) == 1
+    assert "run: FAULT: the run is alive, but redis://127.0.0.1:1 does not answer: " in capsys.readouterr().out
+
+
 def test_doctor_says_of_a_run_what_is_wrong_with_it_whatever_state_it_is_in(
     redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,8 +18,9 @@ from slipstream.common.config.config import Config, RunConfig, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import Metrics, MetricsWriter, Sample
 from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.see.metrics_window import numbers
 from slipstream.tools.see.track.prometheus import PrometheusTracker, exported_name
-from slipstream.tools.see.track.track import Sent, finite, new_records, new_samples, read_sent, track
+from slipstream.tools.see.track.track import Sent, new_records, new_samples, read_sent, track
 from slipstream.tools.see.track.track_options import TrackOptions
 
 GRAFANA = Path(__file__).parents[3] / "docs" / "grafana.json"
@@ -34,6 +35,11 @@ def run_dir(tmp_path: Path) -> RunDir:
     return made
 
 
+def send(run_dir: RunDir, *, name: str = "demo", to: Any = "wandb") -> None:
+    config = Config(run=RunConfig(name=name, root=str(run_dir.path.parent)))
+    track(config, options=TrackOptions(to=to, once=True))
+
+
 def write(run_dir: RunDir, *records: Mapping[str, float | None]) -> None:
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
 
@@ -41,7 +47,7 @@ def write(run_dir: RunDir, *records: Mapping[str, float | None]) -> None:
 def test_prometheus_gets_the_newest_finite_value_of_every_metric_with_the_name_of_the_run() -> None:
     with closing(PrometheusTracker('de"mo', host="127.0.0.1", port=0)) as tracker:
         tracker.log({"step": 1, "time": 5.0, "produced/success": 0.25, "eval/success_sampled": 0.5})
-        tracker.log(finite({"step": 2, "time": 6.0, "produced/success": 0.75, "optim/grad_norm": None}))
+        tracker.log(numbers({"step": 2, "time": 6.0, "produced/success": 0.75, "optim/grad_norm": None}))
         body = urllib.request.urlopen(tracker.place).read().decode()
     assert 'slipstream_produced_success{run="de\\"mo"} 0.75' in body
     assert 'slipstream_eval_success_sampled{run="de\\"mo"} 0.5' in body and 'slipstream_step{run="de\\"mo"} 2.0' in body
@@ -71,13 +77,11 @@ def test_a_damaged_note_of_what_was_sent_is_an_error_that_says_what_to_do(run_di
 
 
 def test_a_tracker_that_is_not_installed_and_a_run_that_does_not_exist_are_named(run_dir: RunDir) -> None:
-    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
     for to, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
         with pytest.raises(ConfigError, match=f"`--to {to}` needs the package .*pip install {package}"):
-            track(config, options=TrackOptions(to=to, once=True))
-    config.run.name = "other"
+            send(run_dir, to=to)
     with pytest.raises(ConfigError, match=r"other has no config\.yaml; `slipstream runs` lists"):
-        track(config, options=TrackOptions(once=True))
+        send(run_dir, name="other")
 
 
 class OfWandb(types.ModuleType):
@@ -124,7 +128,6 @@ def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_a
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", wandb := OfWandb())
-    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
 
     def sent(*steps: int, resume_step: int | None) -> list[dict[str, Any]]:
         paths = {"jsonl": run_dir.metrics, "tensorboard": run_dir.tensorboard, "samples": run_dir.samples}
@@ -135,7 +138,7 @@ def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_a
             writer.write(step, metrics)
         writer.close()
         wandb.logged.clear()
-        track(config, options=TrackOptions(once=True))
+        send(run_dir)
         return [logged for logged in wandb.logged if "samples" in logged]
 
     first, tenth = sent(1, 10, resume_step=None)
@@ -156,12 +159,11 @@ def test_the_project_is_that_of_the_packages_variable_as_under_up(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", wandb := OfWandb())
-    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
     write(run_dir, {"step": 1, "time": 10.0})
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    track(config, options=TrackOptions(once=True))
+    send(run_dir)
     monkeypatch.setenv("WANDB_PROJECT", "agents")
-    track(config, options=TrackOptions(once=True))
+    send(run_dir)
     assert wandb.projects == ["slipstream", "agents"]
 
 
@@ -189,9 +191,8 @@ def test_a_store_that_mlflow_refuses_is_named(run_dir: RunDir, monkeypatch: pyte
     module.MlflowClient, module.MlflowException = Unusable, MlflowException  # type: ignore[attr-defined]
     module.get_tracking_uri = str  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlflow", module)
-    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
     with pytest.raises(ConfigError, match=r"MLflow refused the run: the file store \./mlruns is not .*MLFLOW_TRACKING"):
-        track(config, options=TrackOptions(to="mlflow", once=True))
+        send(run_dir, to="mlflow")
 
 
 @pytest.mark.parametrize(

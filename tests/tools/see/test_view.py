@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,42 +29,55 @@ from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
-def config_of(run_id: str, *, steps: int = 12) -> Config:
-    return Config(run=RunConfig(name=run_id), learner=LearnerConfig(steps=steps))
-
-
 def drawn(table: RenderableType, *, width: int = 80) -> str:
     out = io.StringIO()
     Console(file=out, width=width).print(table)
     return out.getvalue()
 
 
-def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, Any]) -> dict[str, str]:
-    """The rows of the view of a run with such records, by name, in a terminal of 100 columns."""
-    run_dir.create()
-    run_dir.metrics.write_text("".join(json.dumps(REST | record) + "\n" for record in records))
-    said = drawn(View([client], run_dir, config_of("demo")).render(), width=100)
-    rows = [line.strip(" │").split("│") for line in said.splitlines()]
-    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+class Scene:
+    """A run whose metrics and members a test writes, and its view."""
+
+    def __init__(self, client: redis.Redis, run_id: str, root: Path) -> None:
+        self.config = Config(run=RunConfig(name=run_id), learner=LearnerConfig(steps=12))
+        self.fleet, self.dir = Fleet(client, run_id), RunDir(root, run_id)
+        self.dir.create()
+        self.view = View([client], self.dir, self.config)
+
+    def train(self) -> None:
+        self.fleet.describe_run(FACTS)
+        self.fleet.set_run_state(RunState.TRAINING)
+        self.fleet.beat(MEMBER)
+
+    def write(self, *records: dict[str, Any]) -> None:
+        self.dir.metrics.write_text("".join(json.dumps(REST | record) + "\n" for record in records))
+
+    def rows(self, *records: dict[str, Any]) -> dict[str, str]:
+        """The rows of the view with such records, by name, in a terminal of 100 columns."""
+        self.write(*records)
+        rows = [line.strip(" │").split("│") for line in drawn(self.view.render(), width=100).splitlines()]
+        return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
 
 
-def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trained_is_named_so(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def scene(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> Scene:
+    return Scene(redis_client, run_id, tmp_path)
+
+
+def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trained_is_named_so(scene: Scene) -> None:
     steps = [step(1, episodes=25, success=0.5), step(2, episodes=0, success=0.0)]
-    steps.append(step(3, episodes=75, success=0.9, reward=0.75))
-    rows = shown(redis_client, RunDir(tmp_path, run_id), *steps)
+    rows = scene.rows(*steps, step(3, episodes=75, success=0.9, reward=0.75))
     assert rows["success"] == "0.800  ▁█" and rows["reward"] == "0.562  ▁█"
     assert rows["of"] == "the last 100 episodes; their success is 0.711 to 0.867 (95 %)"
     assert rows["trained on"] == "success 0.500, reward 0.500"
 
 
-def test_a_run_without_finished_episodes_shows_the_rest(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
-    rows = shown(redis_client, RunDir(tmp_path, run_id), step(1, episodes=0, success=0.0))
+def test_a_run_without_finished_episodes_shows_the_rest(scene: Scene) -> None:
+    rows = scene.rows(step(1, episodes=0, success=0.0))
     assert "success" not in rows and rows["step"] == "1 of 12"
 
 
-def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_client: redis.Redis, run_id: str) -> None:
+def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns() -> None:
     fleet = [
         msgspec.structs.replace(
             MEMBER,
@@ -93,64 +107,48 @@ def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_colum
     assert len(lines) == 6 and lines[5].startswith("runs on: ") and "spot 0.5 $/h" in lines[5]
 
 
-def test_cost_and_time_left_are_of_the_newest_steps(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
+def test_cost_and_time_left_are_of_the_newest_steps(scene: Scene) -> None:
     spent = {"fleet/cost_dollars": 1.5, "fleet/dollars_per_hour": 4.0, "fleet/dollars_per_million_tokens": 12.25}
-    steps = [step(1, episodes=100, success=0.5), step(3, episodes=100, success=0.5) | spent]
-    rows = shown(redis_client, RunDir(tmp_path, run_id), *steps)
+    rows = scene.rows(step(1, episodes=100, success=0.5), step(3, episodes=100, success=0.5) | spent)
     assert rows["cost"] == "$1.50, $4.00 an hour now, $12.25 per million trained tokens"
     assert rows["time left"] == "about 0:04:30"  # nine more steps of 30 s
 
 
-def test_the_json_of_top_has_what_its_screen_has(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
-    Fleet(redis_client, run_id).beat(MEMBER)
-    run_dir = RunDir(tmp_path, run_id)
-    run_dir.create()
-    run_dir.metrics.write_text(json.dumps(step(2, episodes=100, success=0.5) | REST) + "\n")
-    view = View([redis_client], run_dir, config_of(run_id))
-    found = json.loads(json.dumps(view.as_json()))
+def test_the_json_of_top_has_what_its_screen_has(scene: Scene) -> None:
+    scene.fleet.beat(MEMBER)
+    scene.write(step(2, episodes=100, success=0.5))
+    found = json.loads(json.dumps(scene.view.as_json()))
     assert found["diagnosis"]["cause"] == "the run has not started" and found["state"] is None
     assert found["ledger"]["opened"] == 0 and found["ledger"]["balanced"] is True
     assert found["members"][0]["name"] == "a" and found["members"][0]["state"] == "serving"
     assert found["step"]["step"] == 2 and found["headline"]["success"] == 0.5 and found["evaluation"] is None
 
 
-def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_has_published(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    fleet = Fleet(redis_client, run_id)
-    fleet.describe_run(FACTS)
-    fleet.set_run_state(RunState.TRAINING)
-    fleet.beat(MEMBER)
+def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_has_published(scene: Scene) -> None:
+    shutil.rmtree(scene.dir.path)
+    scene.config.learner.steps = 400
+    scene.train()
     made = step(98, episodes=100, success=0.5) | REST | {"time": time.time(), "optim/grad_norm": float("nan")}
-    fleet.report_step(made)
-    view = View([redis_client], RunDir(tmp_path, "elsewhere"), config_of(run_id, steps=400))
-    said = drawn(view.render(), width=100)
+    scene.fleet.report_step(made)
+    said = drawn(scene.view.render(), width=100)
     assert "98 of 400" in said and "lag" in said
-    found = view.as_json()
+    found = scene.view.as_json()
     assert found["step"]["step"] == 98 and found["diagnosis"]["cause"] == "neither side waits much"
-    fleet.report_step({})
-    assert view.as_json()["step"] is None, "a learner that starts again has made none yet"
+    scene.fleet.report_step({})
+    assert scene.view.as_json()["step"] is None, "a learner that starts again has made none yet"
 
 
-def test_steps_whose_gradient_is_not_finite_are_shown_with_what_is_wrong(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    fleet, run_dir = Fleet(redis_client, run_id), RunDir(tmp_path, run_id)
-    fleet.describe_run(FACTS)
-    fleet.set_run_state(RunState.TRAINING)
-    fleet.beat(MEMBER)
-    run_dir.create()
-    spoiled = REST | {"optim/grad_norm": None, "optim/skipped": 1.0, "mismatch/kl": None}
-    lines = [json.dumps(step(number, episodes=9, success=0.5) | spoiled) for number in range(1, 6)]
-    run_dir.metrics.write_text("\n".join(lines) + "\n")
-    view = View([redis_client], run_dir, config_of(run_id))
-    assert "KL nan, ESS 0.98" in drawn(view.render(), width=100)
-    assert view.as_json()["diagnosis"]["cause"] == "every step is skipped"
+def test_steps_whose_gradient_is_not_finite_are_shown_with_what_is_wrong(scene: Scene) -> None:
+    scene.train()
+    spoiled = {"optim/grad_norm": None, "optim/skipped": 1.0, "mismatch/kl": None}
+    rows = scene.rows(*(step(number, episodes=9, success=0.5) | spoiled for number in range(1, 6)))
+    assert rows["mismatch"] == "KL nan, ESS 0.98"
+    assert scene.view.as_json()["diagnosis"]["cause"] == "every step is skipped"
 
 
-def test_a_number_that_was_not_finite_hides_no_other(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
-    collapsed = step(3, episodes=50, success=0.5) | {"mismatch/kl": None, "mismatch/effective_sample_size": None}
-    rows = shown(redis_client, RunDir(tmp_path, run_id), collapsed)
+def test_a_number_that_was_not_finite_hides_no_other(scene: Scene) -> None:
+    collapsed = {"mismatch/kl": None, "mismatch/effective_sample_size": None}
+    rows = scene.rows(step(3, episodes=50, success=0.5) | collapsed)
     assert rows["mismatch"] == "KL nan, ESS nan" and rows["lag"] == "1.00 optimizer steps, 2 at most"
 
 
@@ -180,7 +178,7 @@ HOSTILE = ["[/x]", "[red]x[/]", "[link=file:///etc]", "\x1b[2J\x1b]0;title\x07",
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_members_say_is_shown_as_text(redis_client: redis.Redis, run_id: str, tmp_path: Path, text: str) -> None:
+def test_what_members_say_is_shown_as_text(scene: Scene, redis_client: redis.Redis, text: str) -> None:
     """Every text of every record that a view reads."""
 
     def hostile(record: Record) -> Record:
@@ -188,13 +186,11 @@ def test_what_members_say_is_shown_as_text(redis_client: redis.Redis, run_id: st
         words = {name: text for name, value in fields.items() if type(value) is str and name != "role"}
         return msgspec.structs.replace(record, **words)
 
-    Fleet(redis_client, run_id).beat(hostile(MEMBER))
-    Bulletin(redis_client, run_id).announce_relay(hostile(RELAY), ttl_s=60)
-    run_dir = RunDir(tmp_path, run_id)
-    run_dir.create()
+    scene.fleet.beat(hostile(MEMBER))
+    Bulletin(redis_client, scene.config.run.name).announce_relay(hostile(RELAY), ttl_s=60)
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
-    console.print(View([redis_client], run_dir, config_of(run_id)).render())
+    console.print(scene.view.render())
     shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
     assert out.getvalue().count(shown) >= 3  # the actor's name and kind, the relay's name
     assert not any(character in out.getvalue() for character in "\x1b\x9b\r\u202e\x07")
@@ -211,14 +207,12 @@ def test_a_view_that_cannot_be_drawn_ends_nothing(fault: Exception) -> None:
     assert isinstance(fault, redis.RedisError) or "the run itself continues" in out.getvalue()
 
 
-def test_a_record_without_numbers_is_told_and_passed(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path, run_id)
-    run_dir.create()
+def test_a_record_without_numbers_is_told_and_passed(scene: Scene, redis_client: redis.Redis) -> None:
     records = [{"step": 1, "time": 1.0, "trained/reward": 0.5}, step(2, episodes=100, success=0.5) | {"time": 2.0}]
     out = io.StringIO()
     console = Console(file=out, width=300, markup=False)
-    reporter = LineReporter(console, run_dir, Observer([redis_client], config_of(run_id)))
-    run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
+    reporter = LineReporter(console, scene.dir, Observer([redis_client], scene.config))
+    scene.write(*records)
     show(console, reporter.report)
     show(console, reporter.report)
     told, shown, *_ = out.getvalue().splitlines()

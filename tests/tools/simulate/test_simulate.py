@@ -86,39 +86,36 @@ def with_episodes(*episodes: Sequence[PlayedTurn], **changes: float) -> Calibrat
     return dataclasses.replace(FACTS, groups=[list(episodes)], **changes)  # type: ignore[arg-type]
 
 
+def ends_of(env: simpy.Environment, *requests: tuple[SimulatedEngine, float, int]) -> list[float]:
+    """When each request ends: of an engine, from a time on, of so many tokens."""
+    ends = [0.0] * len(requests)
+
+    def request(place: int, engine: SimulatedEngine, at: float, tokens: int):  # type: ignore[no-untyped-def]
+        yield env.timeout(at)
+        yield engine.generate(tokens)
+        ends[place] = env.now
+
+    for place, given in enumerate(requests):
+        env.process(request(place, *given))
+    env.run()
+    return ends
+
+
 def test_requests_share_the_iterations_of_an_engine() -> None:
     """Iterations take 2 s with one request and 3 s with two. The first wants 4, the second 1, from second 4 on.
 
     0 to 4: two iterations for the first alone; 4 to 7: one for both, the second ends; 7 to 9: the last one.
     """
-    env, ends = simpy.Environment(), dict[str, float]()
+    env = simpy.Environment()
     engine = SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=1.0), Host(num_cores=1))
-
-    def request(name: str, *, at: float, tokens: int):  # type: ignore[no-untyped-def]
-        yield env.timeout(at)
-        yield engine.generate(tokens)
-        ends[name] = env.now
-
-    env.process(request("first", at=0.0, tokens=4))
-    env.process(request("second", at=4.0, tokens=1))
-    env.run()
-    assert ends == {"first": pytest.approx(9.0), "second": pytest.approx(7.0)}
+    assert ends_of(env, (engine, 0.0, 4), (engine, 4.0, 1)) == pytest.approx([9.0, 7.0])
 
 
 def test_engines_with_requests_share_the_cores_of_their_host() -> None:
     """Two engines on one core, 1 s for a token: the first alone until 1, both at half the speed until 5, then alone."""
-    env, ends, host = simpy.Environment(), list[float](), Host(num_cores=1)
-    engines = [SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=0.0), host) for _ in range(2)]
-
-    def request(engine: SimulatedEngine, *, at: float, tokens: int):  # type: ignore[no-untyped-def]
-        yield env.timeout(at)
-        yield engine.generate(tokens)
-        ends.append(env.now)
-
-    env.process(request(engines[0], at=0.0, tokens=4))
-    env.process(request(engines[1], at=1.0, tokens=2))
-    env.run()
-    assert ends == pytest.approx([5.0, 6.0])
+    env, host = simpy.Environment(), Host(num_cores=1)
+    one, other = (SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=0.0), host) for _ in range(2))
+    assert ends_of(env, (one, 0.0, 4), (other, 1.0, 2)) == pytest.approx([6.0, 5.0])
 
 
 def test_a_synchronous_step_waits_for_its_weights_and_its_episodes() -> None:

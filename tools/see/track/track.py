@@ -24,6 +24,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import standing
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import MALFORMED
+from slipstream.tools.see.metrics_window import numbers
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.prometheus import PrometheusTracker
 from slipstream.tools.see.track.track_options import TrackOptions
@@ -64,10 +65,7 @@ class Tracker(Protocol):
 
 
 def track(config: Config, *, options: TrackOptions) -> int:
-    """Send the records that exist, then each new one until the run ends; return the exit code. Raises ConfigError.
-
-    With prometheus, serve until Ctrl-C.
-    """
+    """Send the records that exist, then each new one until the run ends; return the exit code. Raises ConfigError."""
     log_to_stderr()
     run_dir = RunDir(config.run.root, config.run.name)
     if not run_dir.config.is_file():
@@ -102,7 +100,7 @@ def _track(config: Config, run_dir: RunDir, options: TrackOptions) -> int:
 
 
 def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, Sent]:
-    settings = yaml.safe_load(run_dir.config.read_text())
+    settings = yaml.safe_load(run_dir.config.read_bytes())
     if options.to == "prometheus":
         server = PrometheusTracker(name, host=options.host, port=options.port)
         log.info("serving the metrics of %s at %s", name, server.place)
@@ -118,16 +116,13 @@ def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, 
 def new_records(run_dir: RunDir, *, after_s: float) -> Iterable[dict[str, float]]:
     """The records written after `after_s`. A resumed learner makes steps again; their new records count as new."""
     if not after_s:
-        return map(finite, read_metrics(run_dir.metrics))
+        return map(numbers, read_metrics(run_dir.metrics))
     new = itertools.takewhile(lambda each: each.record.get("time", 0.0) > after_s, newest_first(run_dir.metrics))
-    return [finite(each.record) for each in new][::-1]
+    return [numbers(each.record) for each in new][::-1]
 
 
 def new_samples(run_dir: RunDir, *, after_s: float, until_s: float) -> list[Sample]:
-    """The samples after `after_s`, until the record of `until_s`: those of a step are written before its record.
-
-    Lines that are no samples are skipped.
-    """
+    """The samples after `after_s`, until the record of `until_s`: those of a step are written before its record."""
     new = list[Sample]()
     for written in newest_first(run_dir.samples):
         with contextlib.suppress(msgspec.ValidationError):
@@ -136,11 +131,6 @@ def new_samples(run_dir: RunDir, *, after_s: float, until_s: float) -> list[Samp
                 break
             new.append(sample)
     return [sample for sample in reversed(new) if sample.time <= until_s]
-
-
-def finite(record: Mapping[str, float | None]) -> dict[str, float]:
-    """The numbers of a record; null stands for one that was not finite."""
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
 
 
 def read_sent(run_dir: RunDir, to: str) -> Sent:
