@@ -5,6 +5,7 @@ FAIL_TO_PASS and PASS_TO_PASS pass after the instance's test patch has been appl
 """
 
 import asyncio
+import os
 import posixpath
 import re
 import shlex
@@ -155,8 +156,10 @@ def make_swebench_env(
     require_sandbox()
     require_git()
     files = named_files(train, held_out, fetch=FETCH)
-    if not checkouts:
-        raise ValueError("`env.options.checkouts` must be a writable folder, got ''; use one on a large disk")
+    if not checkouts or not _is_writable(Path(checkouts)):
+        raise ValueError(
+            f"`env.options.checkouts` must be a writable folder, got {checkouts!r}; use one on a large disk"
+        )
     own = asset_path("clones", clones, fetch=FETCH_CLONES)
     pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
     items = {split: read_playable(path, own, pythons) for split, path in files.items()}
@@ -172,6 +175,15 @@ def make_swebench_env(
             test_timeout_s=test_s,
         ),
     )
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in `folder`, which is made if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _node(path: str, layer: Tree, folder: Path) -> Node | None:

@@ -18,7 +18,7 @@ from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.file_tree import Tree, TreeError, file, folder
 from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
 from slipstream.envhub.swe import git, tests
-from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
+from slipstream.envhub.swe.file_edits import cut, edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.repo import Repo, draw_name, draw_repo
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
@@ -68,7 +68,7 @@ class SweWorld:
                 text = await tests.run_tests(tree, limits=self.limits)
                 return Change(state=msgspec.structs.replace(state, is_tested=True), text=text)
             case "diff":
-                return Change(state=state, text=_diff(self.tree, tree) or "nothing is changed")
+                return Change(state=state, text=cut(_diff(self.tree, tree)) or "nothing is changed")
             case "submit":
                 return Change(state=state, text="submitted", over=True, score=float(await self._is_resolved(tree)))
         command = found["command"] if found["block"] is None else found["block"]
@@ -213,6 +213,9 @@ def _diff(before: Tree, after: Tree) -> str:
     lines: list[str] = []
     for path in sorted(_without_git(before | after)):
         old, new = (tree[path].content.decode(errors="replace") if path in tree else "" for tree in (before, after))
+        if max(len(old), len(new)) > MAX_FILE_CHARS:  # a diff of two large files takes long
+            lines += [f"{path} is too large to be shown"] if old != new else []
+            continue
         lines += difflib.unified_diff(lines_of(old), lines_of(new), path, path, n=0, lineterm="")
     return "\n".join(lines)
 

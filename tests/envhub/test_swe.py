@@ -172,6 +172,12 @@ def test_a_diff_shows_the_changes() -> None:
     assert said[3:] == [f"-{bug.wrong}", f"+{bug.right}"]
 
 
+def test_a_file_that_a_command_made_large_is_cut_and_not_compared_line_by_line() -> None:
+    large = act(world(), "bash seq 1000000 | head -c 3000000 > large").state
+    assert len(act(world(), "view large", large).text) < 30_010
+    assert act(world(), "diff", large).text == "large is too large to be shown"
+
+
 def test_it_is_a_git_repository_and_a_command_continues_where_the_last_one_ended() -> None:
     here = world()
     path, state = source_path(here), here.first
