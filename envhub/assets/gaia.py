@@ -109,11 +109,14 @@ class GaiaWorld:
         return Change(state=GaiaState(is_read=True), text=(text[:MAX_SHOWN_CHARS] + cut).strip() or "(empty)")
 
     async def _printed(self, program: str) -> str:
-        """Run `program` and return the end of its output."""
-        tree: Tree = {"program.py": file(program)}
-        if self.item.file_name:
-            tree[self.item.file_name] = Node(kind="file", content=(self.folder / self.item.file_name).read_bytes())
-        finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=self.limits)
+        """Run `program` beside the attached file, and return the end of its output."""
+        attached, name = self.item.file_name, "program.py"
+        if attached == name:
+            name = "own_program.py"
+        tree: Tree = {name: file(program)}
+        if attached:
+            tree[attached] = Node(kind="file", content=(self.folder / attached).read_bytes())
+        finished = await run_in_sandbox(f"/usr/bin/python3 -I {name}", tree, limits=self.limits)
         return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
 
 
