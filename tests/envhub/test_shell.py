@@ -29,6 +29,8 @@ from slipstream.envhub.shell.shell_task import PROCESSES, READS, WRITES, Job, dr
         ("ls", None),
         ("", None),
         ("bash echo \0", None),
+        ("Act: answer(\0)", None),
+        ("Act: answer(\ud800)", None),
         ("bash " + "x" * 30_000, None),
     ],
 )
