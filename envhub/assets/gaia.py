@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
@@ -70,9 +69,9 @@ class GaiaWorld:
     first: GaiaState = field(default_factory=GaiaState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> str:
         attached = f"\nAttached: {self.item.file_name}" if self.item.file_name else ""
-        return (Message("system", RULES), Message("user", f"{self.item.question}{attached}"))
+        return self.item.question + attached
 
     async def act(self, state: GaiaState, action: str) -> Change[GaiaState]:
         if python := _PYTHON.fullmatch(action):
@@ -141,7 +140,7 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python
         item, folder = item_of(task, items)
         return GaiaWorld(item=item, folder=folder, limits=limits)
 
-    return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world)
+    return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world, rules=RULES)
 
 
 @functools.lru_cache(maxsize=8)

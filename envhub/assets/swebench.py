@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.envhub.assets.swebench_checkout import Checkout, check_out
 from slipstream.envhub.assets.swebench_instance import Playable, read_playable
 from slipstream.envhub.assets.swebench_judge import is_resolved
@@ -75,10 +74,10 @@ class SwebenchWorld:
     first: SwebenchState = field(default_factory=SwebenchState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> str:
         instance = self.playable.instance
         hints = f"\n\n{instance.hints_text}" if self.issue == "hints" and instance.hints_text else ""
-        return (Message("system", RULES), Message("user", f"{instance.repo}\n\n{instance.problem_statement}{hints}"))
+        return f"{instance.repo}\n\n{instance.problem_statement}{hints}"
 
     async def act(self, state: SwebenchState, action: str) -> Change[SwebenchState]:
         encoded = action.encode(errors="replace")
@@ -174,6 +173,7 @@ def make_swebench_env(
             command_timeout_s=command_s,
             test_timeout_s=test_s,
         ),
+        rules=RULES,
     )
 
 
