@@ -14,10 +14,10 @@ import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice, check_range
+from slipstream.envhub.env_options import check_range
 from slipstream.envhub.name_list import name_list
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 RAW = ("log", "stone", "clay", "sand", "wool", "iron", "gold", "coal", "reed", "bone", "hide", "wax")
 CRAFTED = name_list(
@@ -58,7 +58,6 @@ class CraftState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class CraftWorld:
     """The recipes of a task, and the item to make."""
 
-    profile: str
     goal: str
     recipes: dict[str, Recipe]  # by the item that they make, in the order of the opening text
     first: CraftState = field(default_factory=CraftState)
@@ -68,8 +67,8 @@ class CraftWorld:
         return sorted({item for recipe in self.recipes.values() for item in recipe.uses} - self.recipes.keys())
 
     @property
-    def opening(self) -> Opening:
-        return opening_of(_opening_text(self.goal, self.recipes), rules=RULES, profile=self.profile)
+    def opening(self) -> str:
+        return _opening_text(self.goal, self.recipes)
 
     async def act(self, state: CraftState, action: str) -> Change[CraftState]:
         if action.strip().lower() == "inventory":
@@ -112,22 +111,21 @@ class CraftWorld:
 
 
 def make_craft_env(*, profile: str = "small", depth: int = 2, distractors: int = 2) -> Env:
-    """Return a `craft` environment. Raises ValueError for invalid options.
+    """Return a `craft` environment. Raises ValueError for invalid options. `profile`: see `rules_in`.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the rules).
     `depth`: the number of recipes in a row from raw items to the goal. `distractors`: the number of useless recipes.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_range("depth", depth, 1, 4)
     check_range("distractors", distractors, 0, 12)
     return WorldEnv(
         f"craft {profile} depth={depth} distractors={distractors}",
         state=CraftState,
-        make_world=partial(make_craft, profile=profile, depth=depth, num_distractors=distractors),
+        make_world=partial(make_craft, depth=depth, num_distractors=distractors),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_craft(task: Task, *, profile: str, depth: int, num_distractors: int) -> CraftWorld:
+def make_craft(task: Task, *, depth: int, num_distractors: int) -> CraftWorld:
     rng = task_rng(task, world=f"craft/{depth}/{num_distractors}")
     while True:
         recipes = _draw_recipes(rng, depth, num_distractors)
@@ -136,7 +134,7 @@ def make_craft(task: Task, *, profile: str, depth: int, num_distractors: int) ->
         rng.shuffle(shuffled)
         book = {recipe.item: recipe for recipe in shuffled}
         if split_of(_opening_text(goal, book)) == task.split:
-            return CraftWorld(profile=profile, goal=goal, recipes=book)
+            return CraftWorld(goal=goal, recipes=book)
 
 
 def _draw_recipes(rng: random.Random, depth: int, num_distractors: int) -> dict[str, Recipe]:

@@ -15,6 +15,7 @@ from slipstream.common.process.wire import MALFORMED, WireError, decode, encode
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env_options import check_choice
 
 MAX_SNAPSHOT_BYTES = 32 << 20
 
@@ -36,21 +37,18 @@ class Change(Generic[S]):
     score: float = 0.0  # in [0, 1]; 0 until the end
 
 
-Opening = tuple[Message, ...]
-
-
-def opening_of(text: str, *, rules: str, profile: str) -> Opening:
-    """Return the first messages of a task: in the profile "full" the rules come first, as a system message."""
-    system = (Message("system", rules),) if profile == "full" else ()
-    return (*system, Message("user", text))
+def rules_in(profile: str, rules: str) -> str:
+    """Return `rules` for the profile "full", and none for "small". Raises ValueError for another profile."""
+    check_choice("profile", profile, ("small", "full"))
+    return rules if profile == "full" else ""
 
 
 class World(Protocol[S]):
     """Everything about one task that does not change. It is the same on every machine and in every episode."""
 
     @property
-    def opening(self) -> Opening:
-        """The system and user messages. They do not contain the answer."""
+    def opening(self) -> str | tuple[Message, ...]:
+        """The task in words, or all messages of the opening. They do not contain the answer."""
 
     @property
     def first(self) -> S:
@@ -104,6 +102,7 @@ class WorldEnv(Generic[S]):
         *,
         state: type[S],
         make_world: Callable[[Task], World[S]],
+        rules: str = "",
         reward: str = "solved",
         columns: Callable[[Any], Mapping[str, Any]] | None = None,
         tools: tuple[Mapping[str, Any], ...] = (),
@@ -111,14 +110,14 @@ class WorldEnv(Generic[S]):
     ) -> None:
         """Make one that plays the worlds of `make_world`, and names the `columns` of a world's task.
 
-        `tools` are the actions as functions, as in `Observation.tools`. `num_tasks` has the number of tasks by split,
-        where they are the rows of a file.
-
         `kind` names the environment and its options. A snapshot can only be restored in an environment of its kind.
+        `rules` are the system message; "" for none. `tools` are the actions as functions, as in `Observation.tools`.
+        `num_tasks` has the number of tasks by split, where they are the rows of a file.
         """
         self._kind = kind
         self._state_type = state
         self._make_world = make_world
+        self._system = (Message("system", rules),) if rules else ()
         self._reward = reward
         self._columns = columns
         self._tools = tools
@@ -128,7 +127,9 @@ class WorldEnv(Generic[S]):
     async def reset(self, task: Task) -> Observation:
         world = self._make_world(task)
         columns = self._columns(world) if self._columns else {}
-        observation = Observation(messages=world.opening, rewards={}, columns=columns, tools=self._tools)
+        opening = world.opening
+        asked = (Message("user", opening),) if isinstance(opening, str) else opening
+        observation = Observation(messages=(*self._system, *asked), rewards={}, columns=columns, tools=self._tools)
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation
 

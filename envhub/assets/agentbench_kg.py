@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from slipstream.envhub.env import Env
 from slipstream.envhub.kg.kg import ARITY, f1
@@ -84,9 +83,9 @@ class FbWorld:
     first: FbState = field(default_factory=FbState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> str:
         named = ", ".join(f"{name}: {number}" for name, number in self.item.entities.items())
-        return (Message("system", RULES), Message("user", f"{self.item.question}\nEntities: {named}"))
+        return f"{self.item.question}\nEntities: {named}"
 
     async def act(self, state: FbState, action: str) -> Change[FbState]:
         try:
@@ -158,6 +157,7 @@ def make_agentbench_kg_env(
         f"agentbench_kg {train} {held_out}",
         state=FbState,
         make_world=lambda task: FbWorld(item=item_of(task, items), ontology=allowed, freebase=freebase),
+        rules=RULES,
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.envhub.assets.agentbench_os_root import root_tree
 from slipstream.envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
 from slipstream.envhub.env import Env, EnvError
@@ -64,8 +63,8 @@ class OsWorld:
     first: OsState = field(default_factory=OsState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
-        return (Message("system", RULES), Message("user", self.task.description))
+    def opening(self) -> str:
+        return self.task.description
 
     async def act(self, state: OsState, action: str) -> Change[OsState]:
         act = parse_act(action)
@@ -108,6 +107,7 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "", command_timeo
         f"agentbench_os {train} {held_out}",
         state=OsState,
         make_world=lambda task: OsWorld(task=item_of(task, items), limits=limits),
+        rules=RULES,
     )
 
 

@@ -156,6 +156,10 @@ def _task(item: _Item, *, name: str, scripts: Path) -> OsTask:
         match = _Match(answer=evaluation.match) if isinstance(evaluation.match, str) else evaluation.match
         if match.answer is None and match.regex is None:
             raise _NotPlayableError("have no answer and no checks")
+        try:
+            re.compile(match.regex or "")
+        except re.error:
+            raise _NotPlayableError("have a malformed regex") from None
         task = OsTask(name=name, description=item.description, init=init, answer=match.answer, regex=match.regex)
     else:
         if evaluation.check is None or (None in checks and example is None):

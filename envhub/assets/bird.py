@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
@@ -57,9 +56,9 @@ class BirdWorld:
     first: BirdState = field(default_factory=BirdState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> str:
         lines = [*declarations(self.database), self.item.question, self.item.evidence]
-        return (Message("system", RULES), Message("user", "\n".join(line for line in lines if line)))
+        return "\n".join(line for line in lines if line)
 
     async def act(self, state: BirdState, action: str) -> Change[BirdState]:
         verb, query = verb_and_rest(action)
@@ -93,7 +92,7 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
         item = item_of(task, items)
         return BirdWorld(item=item, database=_database(folder, item.db_id))
 
-    return WorldEnv(f"bird {train} {held_out} {databases}", state=BirdState, make_world=make_world)
+    return WorldEnv(f"bird {train} {held_out} {databases}", state=BirdState, make_world=make_world, rules=RULES)
 
 
 @functools.lru_cache(maxsize=4)

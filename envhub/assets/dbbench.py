@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.sqldb.domain import Schema, Tables
@@ -95,9 +94,8 @@ class DbWorld:
     first: DbState
 
     @property
-    def opening(self) -> tuple[Message, ...]:
-        request = f"{self.item.description}\n{self.item.add_description}".strip()
-        return (Message("system", RULES), Message("user", request))
+    def opening(self) -> str:
+        return f"{self.item.description}\n{self.item.add_description}".strip()
 
     async def act(self, state: DbState, action: str) -> Change[DbState]:
         verb, rest = verb_and_rest(action)
@@ -138,7 +136,7 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
         item = item_of(task, items)
         return DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables))
 
-    return WorldEnv(f"dbbench {train} {held_out}", state=DbState, make_world=make_world)
+    return WorldEnv(f"dbbench {train} {held_out}", state=DbState, make_world=make_world, rules=RULES)
 
 
 def is_right_answer(answer: list[str], label: list[str]) -> bool:

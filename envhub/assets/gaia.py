@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
@@ -70,9 +69,9 @@ class GaiaWorld:
     first: GaiaState = field(default_factory=GaiaState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> str:
         attached = f"\nAttached: {self.item.file_name}" if self.item.file_name else ""
-        return (Message("system", RULES), Message("user", f"{self.item.question}{attached}"))
+        return self.item.question + attached
 
     async def act(self, state: GaiaState, action: str) -> Change[GaiaState]:
         if python := _PYTHON.fullmatch(action):
@@ -109,11 +108,14 @@ class GaiaWorld:
         return Change(state=GaiaState(is_read=True), text=(text[:MAX_SHOWN_CHARS] + cut).strip() or "(empty)")
 
     async def _printed(self, program: str) -> str:
-        """Run `program` and return the end of its output."""
-        tree: Tree = {"program.py": file(program)}
-        if self.item.file_name:
-            tree[self.item.file_name] = Node(kind="file", content=(self.folder / self.item.file_name).read_bytes())
-        finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=self.limits)
+        """Run `program` beside the attached file, and return the end of its output."""
+        attached, name = self.item.file_name, "program.py"
+        if attached == name:
+            name = "own_program.py"
+        tree: Tree = {name: file(program)}
+        if attached:
+            tree[attached] = Node(kind="file", content=(self.folder / attached).read_bytes())
+        finished = await run_in_sandbox(f"/usr/bin/python3 -I {name}", tree, limits=self.limits)
         return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
 
 
@@ -138,7 +140,7 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python
         item, folder = item_of(task, items)
         return GaiaWorld(item=item, folder=folder, limits=limits)
 
-    return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world)
+    return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world, rules=RULES)
 
 
 @functools.lru_cache(maxsize=8)

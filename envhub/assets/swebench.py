@@ -5,6 +5,7 @@ FAIL_TO_PASS and PASS_TO_PASS pass after the instance's test patch has been appl
 """
 
 import asyncio
+import os
 import posixpath
 import re
 import shlex
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.envhub.assets.swebench_checkout import Checkout, check_out
 from slipstream.envhub.assets.swebench_instance import Playable, read_playable
 from slipstream.envhub.assets.swebench_judge import is_resolved
@@ -74,10 +74,10 @@ class SwebenchWorld:
     first: SwebenchState = field(default_factory=SwebenchState)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> str:
         instance = self.playable.instance
         hints = f"\n\n{instance.hints_text}" if self.issue == "hints" and instance.hints_text else ""
-        return (Message("system", RULES), Message("user", f"{instance.repo}\n\n{instance.problem_statement}{hints}"))
+        return f"{instance.repo}\n\n{instance.problem_statement}{hints}"
 
     async def act(self, state: SwebenchState, action: str) -> Change[SwebenchState]:
         encoded = action.encode(errors="replace")
@@ -155,8 +155,10 @@ def make_swebench_env(
     require_sandbox()
     require_git()
     files = named_files(train, held_out, fetch=FETCH)
-    if not checkouts:
-        raise ValueError("`env.options.checkouts` must be a writable folder, got ''; use one on a large disk")
+    if not checkouts or not _is_writable(Path(checkouts)):
+        raise ValueError(
+            f"`env.options.checkouts` must be a writable folder, got {checkouts!r}; use one on a large disk"
+        )
     own = asset_path("clones", clones, fetch=FETCH_CLONES)
     pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
     items = {split: read_playable(path, own, pythons) for split, path in files.items()}
@@ -171,7 +173,17 @@ def make_swebench_env(
             command_timeout_s=command_s,
             test_timeout_s=test_s,
         ),
+        rules=RULES,
     )
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in `folder`, which is made if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _node(path: str, layer: Tree, folder: Path) -> Node | None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.craft import CraftState, CraftWorld, Recipe
+from slipstream.envhub.craft import RULES, CraftState, CraftWorld, Recipe
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.task_seed import split_of, task_rng
@@ -97,6 +97,7 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 
         f"textcraft {recipes} depth={depth} distractors={distractors}",
         state=CraftState,
         make_world=partial(make_textcraft, book=book, goals=goals, num_distractors=distractors),
+        rules=RULES,
     )
 
 
@@ -114,7 +115,7 @@ def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_d
     ]
     shown = [book.recipes[item] for item in chain] + rng.sample(others, min(num_distractors, len(others)))
     rng.shuffle(shown)
-    return CraftWorld(profile="full", goal=goal, recipes={recipe.item: recipe for recipe in shown})
+    return CraftWorld(goal=goal, recipes={recipe.item: recipe for recipe in shown})
 
 
 @functools.lru_cache(maxsize=4)

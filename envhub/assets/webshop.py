@@ -85,7 +85,12 @@ def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
     """
     check_range("products", products, 1, 50_000)
     data = read_data(asset_path("folder", folder, fetch=FETCH), products)
-    return WorldEnv(f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, data=data))
+    return WorldEnv(
+        f"webshop {folder} products={products}",
+        state=Page,
+        make_world=partial(make_webshop, data=data),
+        rules=PROFILES["full"].rules,
+    )
 
 
 def make_webshop(task: Task, *, data: WebShopData) -> ShopWorld:

@@ -13,11 +13,11 @@ import msgspec
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.code.code_task import Problem, draw_problem
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice, check_range
+from slipstream.envhub.env_options import check_range
 from slipstream.envhub.isolation.program import ProgramRun, program_in, run_on_inputs
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 500  # of one output
 RULES = (
@@ -35,7 +35,7 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeWorld:
-    opening: Opening
+    opening: str
     problem: Problem
     limits: Limits  # of all inputs together, as `run_on_inputs` takes them
     first: CodeState = field(default_factory=CodeState)
@@ -60,23 +60,21 @@ class CodeWorld:
 def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, timeout_s: float = 10.0) -> Env:
     """Return a `code` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the rules). `steps`: the number of
-    operations in a program. `tests`: the number of inputs that judge it. `timeout_s`: the CPU time of all together.
+    `profile`: see `rules_in`. `steps`: the number of operations in a program. `tests`: the number of inputs that
+    judge it. `timeout_s`: the CPU time of all together.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_range("steps", steps, 1, 5)
     check_range("tests", tests, 1, 20)
     require_sandbox()
     return WorldEnv(
         f"code {profile} steps={steps} tests={tests}",
         state=CodeState,
-        make_world=partial(
-            make_code, profile=profile, num_steps=steps, num_tests=tests, limits=Limits(wall_s=float(timeout_s))
-        ),
+        make_world=partial(make_code, num_steps=steps, num_tests=tests, limits=Limits(wall_s=float(timeout_s))),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limits: Limits) -> CodeWorld:
+def make_code(task: Task, *, num_steps: int, num_tests: int, limits: Limits) -> CodeWorld:
     rng = task_rng(task, world=f"code/{num_steps}/{num_tests}")
     while True:
         problem = draw_problem(rng, num_steps=num_steps, num_tests=num_tests)
@@ -84,8 +82,7 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
         has_various_outputs = max(outputs.values()) <= max(1, num_tests // 2)  # one constant must not pass most tests
         # The split depends on the program. By its text, with random examples, one program could be in both splits.
         if has_various_outputs and split_of(problem.program) == task.split:
-            opening = opening_of(problem.text, rules=RULES, profile=profile)
-            return CodeWorld(opening=opening, problem=problem, limits=limits)
+            return CodeWorld(opening=problem.text, problem=problem, limits=limits)
 
 
 def _shown(run: ProgramRun) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, opening_of
+from slipstream.envhub.world import Change
 
 WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
 BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"
@@ -57,8 +57,6 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class BoardWorld:
     """One board, and the distance of each of its states to the goal."""
 
-    game: Game
-    profile: str
     size: int
     cells: str  # row by row, without the player and the boxes
     slips: dict[tuple[int, int], int]  # (position, intended offset) -> the offset that happens
@@ -66,9 +64,8 @@ class BoardWorld:
     distances: dict[BoardState, int]  # moves to the goal, for each state that can reach it
 
     @property
-    def opening(self) -> Opening:
-        rules = f"{self.game.rules} Write one of: {', '.join(MOVES)}."
-        return opening_of(_drawn(self, self.first), rules=rules, profile=self.profile)
+    def opening(self) -> str:
+        return _drawn(self, self.first)
 
     async def act(self, state: BoardState, action: str) -> Change[BoardState]:
         move = action.strip().lower()
@@ -87,16 +84,16 @@ class BoardWorld:
         return min(MOVES, key=lambda move: self.distances.get(after[move], len(self.distances)))
 
 
-def make_board(task: Task, *, game: str, profile: str, size: int, num_boxes: int) -> BoardWorld:
+def make_board(task: Task, *, game: str, size: int, num_boxes: int) -> BoardWorld:
     num_boxes = num_boxes if game == "sokoban" else 0
     rng = task_rng(task, world=f"grid/{game}/{size}/{num_boxes}")
     while True:
-        world = _draw(rng, GAMES[game], profile, size, num_boxes)
-        if world.distances.get(world.first, 0) >= size - 2 and split_of(_drawn(world, world.first)) == task.split:
+        world = _draw(rng, GAMES[game], size, num_boxes)
+        if world.distances.get(world.first, 0) >= size - 2 and split_of(world.opening) == task.split:
             return world
 
 
-def _draw(rng: random.Random, game: Game, profile: str, size: int, num_boxes: int) -> BoardWorld:
+def _draw(rng: random.Random, game: Game, size: int, num_boxes: int) -> BoardWorld:
     """Return a random board, which may not be solvable."""
     inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
     # The border is a wall, so that no move leaves the board.
@@ -112,15 +109,8 @@ def _draw(rng: random.Random, game: Game, profile: str, size: int, num_boxes: in
     steps = [_step(move, size) for move in MOVES]
     slips = {(position, step): rng.choice(steps) for position in inside for step in steps if rng.random() < game.slips}
     text, first = "".join(cells), BoardState(you=you, boxes=tuple(sorted(boxes)))
-    return BoardWorld(
-        game=game,
-        profile=profile,
-        size=size,
-        cells=text,
-        slips=slips,
-        first=first,
-        distances=distances_of(text, slips, first, steps),
-    )
+    distances = distances_of(text, slips, first, steps)
+    return BoardWorld(size=size, cells=text, slips=slips, first=first, distances=distances)
 
 
 def _is_solved(cells: str, state: BoardState) -> bool:

@@ -6,9 +6,9 @@ from functools import partial
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
-from slipstream.envhub.grid.bandit import BanditState, make_bandit
-from slipstream.envhub.grid.board import GAMES, BoardState, BoardWorld, make_board
-from slipstream.envhub.world import WorldEnv
+from slipstream.envhub.grid.bandit import RULES, BanditState, make_bandit
+from slipstream.envhub.grid.board import GAMES, MOVES, BoardState, BoardWorld, make_board
+from slipstream.envhub.world import WorldEnv, rules_in
 
 MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}
 MAX_BOXES = 2
@@ -19,21 +19,24 @@ def make_grid_env(
 ) -> Env:
     """Return an environment of one of the games. Raises ValueError for invalid options.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the rules). `size`: the side of the
-    board in cells, walls included. `boxes`: the number of boxes in sokoban. `arms`: the number of arms of the bandit.
+    `profile`: see `rules_in`. `size`: the side of the board in cells, walls included. `boxes`: the number of boxes in
+    sokoban. `arms`: the number of arms of the bandit.
     """
     check_choice("game", game, (*GAMES, "bandit"))
-    check_choice("profile", profile, ("small", "full"))
     check_range("arms", arms, 2, 8)
     check_range("boxes", boxes, 1, MAX_BOXES)
     if game == "bandit":
         return WorldEnv(
             f"grid bandit {profile} arms={arms}",
             state=BanditState,
-            make_world=partial(make_bandit, profile=profile, num_arms=arms),
+            make_world=partial(make_bandit, num_arms=arms),
+            rules=rules_in(profile, RULES),
         )
     check_range("size", size, 4 + boxes if game == "sokoban" else 4, MAX_SIZE[game])
-    make_world: Callable[[Task], BoardWorld] = partial(
-        make_board, game=game, profile=profile, size=size, num_boxes=boxes
+    make_world: Callable[[Task], BoardWorld] = partial(make_board, game=game, size=size, num_boxes=boxes)
+    return WorldEnv(
+        f"grid {game} {profile} size={size} boxes={boxes}",
+        state=BoardState,
+        make_world=make_world,
+        rules=rules_in(profile, f"{GAMES[game].rules} Write one of: {', '.join(MOVES)}."),
     )
-    return WorldEnv(f"grid {game} {profile} size={size} boxes={boxes}", state=BoardState, make_world=make_world)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.household.expert import next_action
 from slipstream.envhub.household.house import VERBS, State, act, admissible, is_won
-from slipstream.envhub.household.household_task import SIZES, TASK_TYPES, Room, make_room, opening_text
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.household.household_task import TASK_TYPES, Room, make_room, opening_text
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 NOTHING_HAPPENS = "Nothing happens."
 
@@ -27,7 +26,7 @@ FULL_RULES = (
 class HouseholdWorld:
     """One room and one task in it."""
 
-    opening: Opening
+    opening: str
     first: State
     room: Room
 
@@ -55,7 +54,7 @@ class HouseholdEnv(WorldEnv[State]):
 
     def __init__(self, *, profile: str = "small", task_types: Sequence[str] | None = None) -> None:
         """Raises ValueError for an unknown profile or type of task."""
-        check_choice("profile", profile, SIZES)
+        rules = rules_in(profile, FULL_RULES)
         given = TASK_TYPES if task_types is None else task_types
         if not given or not set(given) <= set(TASK_TYPES):
             raise ValueError(
@@ -67,6 +66,7 @@ class HouseholdEnv(WorldEnv[State]):
             f"household {profile} task_types={','.join(chosen)}",
             state=State,
             make_world=partial(_make_household, profile=profile, task_types=chosen),
+            rules=rules,
             reward="won",
             columns=lambda world: {"type": world.room.goal.task_type},
         )
@@ -74,5 +74,4 @@ class HouseholdEnv(WorldEnv[State]):
 
 def _make_household(task: Task, *, profile: str, task_types: tuple[str, ...]) -> HouseholdWorld:
     room = make_room(task, profile=profile, task_types=task_types)
-    opening = opening_of(opening_text(room), rules=FULL_RULES, profile=profile)
-    return HouseholdWorld(opening=opening, first=State(places=room.objects), room=room)
+    return HouseholdWorld(opening=opening_text(room), first=State(places=room.objects), room=room)

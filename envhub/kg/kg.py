@@ -13,11 +13,11 @@ import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice, check_range
+from slipstream.envhub.env_options import check_range
 from slipstream.envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
 from slipstream.envhub.kg.graph_question import Question, draw_question
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_VARIABLES = 64
 RULES = (
@@ -46,7 +46,7 @@ class _InvalidCall(Exception):
 class KgWorld:
     """One graph and one question about it."""
 
-    opening: Opening
+    opening: str
     graph: Graph
     question: Question
     first: KgState = field(default_factory=KgState)
@@ -143,22 +143,20 @@ class KgWorld:
 def make_kg_env(*, profile: str = "small", hops: int = 2) -> Env:
     """Return a `kg` environment. Raises ValueError for invalid options.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the tools).
-    `hops`: the number of relations that a question follows.
+    `profile`: see `rules_in`. `hops`: the number of relations that a question follows.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_range("hops", hops, 1, 4)
-    return WorldEnv(f"kg {profile} hops={hops}", state=KgState, make_world=partial(make_kg, profile=profile, hops=hops))
+    rules, make_world = rules_in(profile, RULES), partial(make_kg, hops=hops)
+    return WorldEnv(f"kg {profile} hops={hops}", state=KgState, make_world=make_world, rules=rules)
 
 
-def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
+def make_kg(task: Task, *, hops: int) -> KgWorld:
     rng = task_rng(task, world=f"kg/{hops}")
     graph = draw_graph(rng)
     while True:
         question = draw_question(rng, graph, hops=hops)
         if question is not None and split_of(question.text) == task.split:
-            opening = opening_of(question.text, rules=RULES, profile=profile)
-            return KgWorld(opening=opening, graph=graph, question=question)
+            return KgWorld(opening=question.text, graph=graph, question=question)
 
 
 def f1(answer: Collection[str], true: Collection[str]) -> float:

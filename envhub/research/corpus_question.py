@@ -1,11 +1,11 @@
 """Draws questions about a corpus: a first page, links to follow, and what to find on the last page or in its file."""
 
 import csv
+import io
 import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import LINKS, SEASONS, Corpus, Page
@@ -105,23 +105,20 @@ def _miles_of_all(rng: random.Random, page: Page, content: str) -> Ending:
     return _calculated("how many miles in all are in the log of {}?", " + ".join(miles))
 
 
-# By the kind of a page: the lines of a program that read its file, and the same in this process.
-_READING: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
-    "firm": ("import csv\nrows = csv.DictReader(open('{}'))", lambda content: {"rows": _rows(content)}),
-    "town": ("import json\nseasons = json.load(open('{}'))", lambda content: {"seasons": json.loads(content)}),
-    "ship": (
-        "days = [line.split() for line in open('{}')]",
-        lambda content: {"days": [line.split() for line in content.splitlines()]},
-    ),
+# By the kind of a page: the lines of a program that read its file.
+_READING = {
+    "firm": "import csv\nrows = csv.DictReader(open('{}'))",
+    "town": "import json\nseasons = json.load(open('{}'))",
+    "ship": "days = [line.split() for line in open('{}')]",
 }
 
 
 def _computed(page: Page, content: str, text: str, expression: str) -> Ending:
-    """Return an ending whose answer is a Python expression over the file; only those of this module are evaluated."""
-    lines, read = _READING[page.kind]
-    program = f"{lines.format(page.file_name)}\nprint({expression})"
-    answer = str(eval(expression, read(content)))
-    return Ending(text=text, answer=answer, sum_action=f"python\n```python\n{program}\n```")
+    """Return an ending whose answer a program prints: one of this module's own, so it runs in this process too."""
+    program = f"{_READING[page.kind].format(page.file_name)}\nprint({expression})"
+    printed: list[str] = []
+    exec(program, {"open": lambda _: io.StringIO(content), "print": lambda value: printed.append(str(value))})
+    return Ending(text=text, answer=printed[0], sum_action=f"python\n```python\n{program}\n```")
 
 
 def _takings_of_all(rng: random.Random, page: Page, content: str) -> Ending:

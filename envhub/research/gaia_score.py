@@ -6,10 +6,12 @@ The true answer determines the comparison, by the rules of GAIA's own leaderboar
     a list with commas or ;, "a, 2":  the same number of members in the same order, each compared as number or text
     a text, such as "St. Ives":       equal without regard to case, white space and punctuation: "st ives" matches
 
-The members of a list keep their punctuation. One rule differs from the leaderboard. There, a text that is not a number
-reads as infinity, so that any text matches the true answer "inf". Here it does not match.
+The members of a list keep their punctuation. Two rules differ from the leaderboard. There, a text that is not a number
+reads as infinity, so that any text matches the true answer "inf"; and nothing matches the true answer "nan", which
+here is a text.
 """
 
+import math
 import re
 import string
 
@@ -42,6 +44,7 @@ def _plain(text: str) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return None if math.isnan(number) else number

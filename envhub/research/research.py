@@ -12,7 +12,7 @@ import msgspec
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.bm25 import words
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice, check_range
+from slipstream.envhub.env_options import check_range
 from slipstream.envhub.isolation.file_tree import Tree, file
 from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
@@ -21,7 +21,7 @@ from slipstream.envhub.research.corpus import Corpus, draw_corpus
 from slipstream.envhub.research.corpus_question import MAX_RESULTS, Question, draw_question
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 2000
 DRAWS_PER_CORPUS = 50  # a small corpus may have no question in the task's split
@@ -48,7 +48,7 @@ class ResearchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ResearchWorld:
     """One corpus and one question about it."""
 
-    opening: Opening
+    opening: str
     corpus: Corpus
     question: Question
     limits: Limits  # of a program
@@ -126,24 +126,21 @@ def make_research_env(
 ) -> Env:
     """Return a `research` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the tools). `level`: the number of
-    links that a question follows, 1 to 3; from 2 on it is about a file, and at 3 it takes a program. `pages`: the
-    approximate number of pages. `python_timeout_s`: the time limit of a program.
+    `profile`: see `rules_in`. `level`: the number of links that a question follows, 1 to 3; from 2 on it is about a
+    file, and at 3 it takes a program. `pages`: about their number. `python_timeout_s`: the time limit of a program.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_range("level", level, 1, 3)
     check_range("pages", pages, 12, 48)
     require_sandbox()
     return WorldEnv(
         f"research {profile} level={level} pages={pages}",
         state=ResearchState,
-        make_world=partial(
-            make_research, profile=profile, level=level, num_pages=pages, limits=Limits(wall_s=float(python_timeout_s))
-        ),
+        make_world=partial(make_research, level=level, num_pages=pages, limits=Limits(wall_s=float(python_timeout_s))),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_research(task: Task, *, profile: str, level: int, num_pages: int, limits: Limits) -> ResearchWorld:
+def make_research(task: Task, *, level: int, num_pages: int, limits: Limits) -> ResearchWorld:
     rng = task_rng(task, world=f"research/{level}/{num_pages}")
     while True:
         corpus = draw_corpus(rng, num_pages=num_pages)
@@ -152,5 +149,4 @@ def make_research(task: Task, *, profile: str, level: int, num_pages: int, limit
             if question is None or split_of(question.text) != task.split:
                 continue
             if not set(words(question.answer)) & set(words(question.text)):
-                opening = opening_of(question.text, rules=RULES, profile=profile)
-                return ResearchWorld(opening=opening, corpus=corpus, question=question, limits=limits)
+                return ResearchWorld(opening=question.text, corpus=corpus, question=question, limits=limits)

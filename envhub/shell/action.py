@@ -22,8 +22,9 @@ class Act:
 
 
 def parse_act(action: str) -> Act | None:
-    """Return the parsed `action`; None if it is malformed."""
-    found = _ACT.fullmatch(action) if len(action) <= MAX_COMMAND_CHARS else None
+    """Return the parsed `action`; None if it is malformed, too long, or not text that a command may contain."""
+    is_text = "\0" not in action and action.encode(errors="replace").decode() == action
+    found = _ACT.fullmatch(action) if is_text and len(action) <= MAX_COMMAND_CHARS else None
     if found is None:
         return None
     if found["finish"]:
@@ -32,8 +33,7 @@ def parse_act(action: str) -> Act | None:
         return Act(verb=ANSWER, text=found["answer"].strip())
     fenced = _FENCED.fullmatch(found["command"].strip())
     command = (fenced[1] if fenced else found["command"]).strip()
-    can_be_run = command and "\0" not in command and command.encode(errors="replace").decode() == command
-    return Act(verb=BASH, text=command) if can_be_run else None
+    return Act(verb=BASH, text=command) if command else None
 
 
 def write_bash(command: str) -> str:

@@ -17,7 +17,7 @@ from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_
 from slipstream.envhub.shell.action import ANSWER, BASH, FINISH, parse_act, write_bash
 from slipstream.envhub.shell.shell_task import Job, draw_job, draw_tree
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 4000
 RULES = (
@@ -37,7 +37,7 @@ class ShellState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ShellWorld:
     """One tree of files and one job on it."""
 
-    opening: Opening
+    opening: str
     first: ShellState
     job: Job
     limits: Limits
@@ -72,23 +72,21 @@ def make_shell_env(
 ) -> Env:
     """Return a `shell` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the rules). `task`: "read", "write",
-    "processes" or "any". `files`: the number of files. `command_timeout_s`: the time limit of one command.
+    `profile`: see `rules_in`. `task`: "read", "write", "processes" or "any". `files`: their number.
+    `command_timeout_s`: the time limit of one command.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_choice("task", task, ("read", "write", "processes", "any"))
     check_range("files", files, 4, 60)
     require_sandbox()
     return WorldEnv(
         f"shell {profile} task={task} files={files}",
         state=ShellState,
-        make_world=partial(
-            make_shell, profile=profile, kind=task, num_files=files, limits=Limits(wall_s=float(command_timeout_s))
-        ),
+        make_world=partial(make_shell, kind=task, num_files=files, limits=Limits(wall_s=float(command_timeout_s))),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: Limits) -> ShellWorld:
+def make_shell(task: Task, *, kind: str, num_files: int, limits: Limits) -> ShellWorld:
     rng = task_rng(task, world=f"shell/{kind}/{num_files}")
     while True:
         tree = draw_tree(rng, num_files=num_files)
@@ -97,7 +95,7 @@ def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: L
         has_answer = job.answer not in ("", "0") and job.answer not in job.text
         if (changes or has_answer) and split_of(job.text) == task.split:
             return ShellWorld(
-                opening=opening_of(job.text, rules=RULES, profile=profile),
+                opening=job.text,
                 first=ShellState(tree=tree, processes=job.processes),
                 job=job,
                 limits=limits,

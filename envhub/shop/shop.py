@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.shop import pages
@@ -64,9 +63,8 @@ class ShopWorld:
     first: pages.Page = field(default_factory=pages.Page)
 
     @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", self.profile.rules),) if self.profile.rules else ()
-        return (*system, Message("user", self.profile.greeting + self.store.instruction))
+    def opening(self) -> str:
+        return self.profile.greeting + self.store.instruction
 
     async def act(self, state: pages.Page, action: str) -> Change[pages.Page]:
         profile, store = self.profile, self.store
@@ -102,7 +100,11 @@ class ShopEnv(WorldEnv[pages.Page]):
         """Raises ValueError for an unknown profile."""
         check_choice("profile", profile, PROFILES)
         super().__init__(
-            f"shop {profile}", state=pages.Page, make_world=partial(_make_shop, profile=profile), reward="purchase"
+            f"shop {profile}",
+            state=pages.Page,
+            make_world=partial(_make_shop, profile=profile),
+            rules=PROFILES[profile].rules,
+            reward="purchase",
         )
 
 

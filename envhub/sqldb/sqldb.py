@@ -14,7 +14,7 @@ from slipstream.envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
 from slipstream.envhub.sqldb.sqldb_task import Request, draw_request
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 2000
@@ -35,7 +35,7 @@ class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SqlWorld:
     """One database, one request, and the result of the correct statement."""
 
-    opening: Opening
+    opening: str
     domain: Domain
     request: Request
     first: SqlState
@@ -73,21 +73,21 @@ class SqlWorld:
 def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any", rows: int = 8) -> Env:
     """Return a `sqldb` environment. Raises ValueError for invalid options.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the rules). `level`: 1 (one table),
-    2 (aggregates and sorting) or 3 (joins). `task`: "read", "write" or "any". `rows`: the rows of the first table.
+    `profile`: see `rules_in`. `level`: 1 (one table), 2 (aggregates and sorting) or 3 (joins). `task`: "read",
+    "write" or "any". `rows`: the rows of the first table.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_choice("task", task, ("read", "write", "any"))
     check_range("level", level, 1, 3)
     check_range("rows", rows, 4, 24)
     return WorldEnv(
         f"sqldb {profile} level={level} task={task} rows={rows}",
         state=SqlState,
-        make_world=partial(make_sqldb, profile=profile, level=level, kind=task, num_rows=rows),
+        make_world=partial(make_sqldb, level=level, kind=task, num_rows=rows),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int) -> SqlWorld:
+def make_sqldb(task: Task, *, level: int, kind: str, num_rows: int) -> SqlWorld:
     rng = task_rng(task, world=f"sqldb/{level}/{kind}/{num_rows}")
     while True:
         domain = rng.choice(DOMAINS)
@@ -101,7 +101,7 @@ def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int
         if is_empty or answers & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
             continue
         return SqlWorld(
-            opening=opening_of(text, rules=RULES, profile=profile),
+            opening=text,
             domain=domain,
             request=request,
             first=SqlState(tables=tables),

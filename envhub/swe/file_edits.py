@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from slipstream.envhub.isolation.file_tree import Node
 
+MAX_SHOWN_CHARS = 30_000  # of a file or a diff: a command may make files of some MB
+
 _FENCED = re.compile(r"\n```(?:\w*)[ \t]*\n(.*?)```\s*", re.DOTALL)
 
 
@@ -29,7 +31,11 @@ def lines_of(content: str) -> list[str]:
 
 
 def numbered(lines: list[str], *, first: int) -> str:
-    return "\n".join(f"{number} {line}".rstrip() for number, line in enumerate(lines, first))
+    return cut("\n".join(f"{number} {line}".rstrip() for number, line in enumerate(lines, first)))
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}\n[cut]"
 
 
 def edited(path: str, content: str, found: re.Match[str], *, max_chars: int) -> Edited:

@@ -18,10 +18,10 @@ from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.file_tree import Tree, TreeError, file, folder
 from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
 from slipstream.envhub.swe import git, tests
-from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
+from slipstream.envhub.swe.file_edits import cut, edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.repo import Repo, draw_name, draw_repo
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_FILE_CHARS = 20_000
 ISSUES = ("example", "function", "none")
@@ -51,7 +51,7 @@ class SweState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SweWorld:
     """One repository with bugs, and how much the opening says about them."""
 
-    opening: Opening
+    opening: str
     issue: str
     repo: Repo
     limits: Limits  # of one test run or command
@@ -68,7 +68,7 @@ class SweWorld:
                 text = await tests.run_tests(tree, limits=self.limits)
                 return Change(state=msgspec.structs.replace(state, is_tested=True), text=text)
             case "diff":
-                return Change(state=state, text=_diff(self.tree, tree) or "nothing is changed")
+                return Change(state=state, text=cut(_diff(self.tree, tree)) or "nothing is changed")
             case "submit":
                 return Change(state=state, text="submitted", over=True, score=float(await self._is_resolved(tree)))
         command = found["command"] if found["block"] is None else found["block"]
@@ -154,11 +154,10 @@ def make_swe_env(
 ) -> Env:
     """Return a `swe` environment. Raises ValueError for invalid options, and if git, pytest or the sandbox is missing.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the rules). `files`: the number of
-    modules, each with a file of tests. `bugs`: the number of wrong functions. `issue`: what the opening says about
-    them: "example" (a failing call), "function" (the name) or "none". `test_timeout_s`: the time limit of a test run.
+    `profile`: see `rules_in`. `files`: the number of modules, each with a file of tests. `bugs`: the number of wrong
+    functions. `issue`: what the opening says about them: "example" (a failing call), "function" (the name) or "none".
+    `test_timeout_s`: the time limit of a test run.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_range("files", files, 1, 5)
     check_range("bugs", bugs, 1, 3)
     check_choice("issue", issue, ISSUES)
@@ -168,17 +167,13 @@ def make_swe_env(
         f"swe {profile} files={files} bugs={bugs} issue={issue}",
         state=SweState,
         make_world=partial(
-            make_swe,
-            profile=profile,
-            num_files=files,
-            num_bugs=bugs,
-            issue=issue,
-            limits=Limits(wall_s=float(test_timeout_s)),
+            make_swe, num_files=files, num_bugs=bugs, issue=issue, limits=Limits(wall_s=float(test_timeout_s))
         ),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: str, limits: Limits) -> SweWorld:
+def make_swe(task: Task, *, num_files: int, num_bugs: int, issue: str, limits: Limits) -> SweWorld:
     rng = task_rng(task, world=f"swe/{num_files}/{num_bugs}")
     while True:
         package = draw_name(rng)
@@ -186,12 +181,7 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
             continue
         repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
-            return SweWorld(
-                opening=opening_of(_opening_text(repo, issue), rules=RULES, profile=profile),
-                issue=issue,
-                repo=repo,
-                limits=limits,
-            )
+            return SweWorld(opening=_opening_text(repo, issue), issue=issue, repo=repo, limits=limits)
 
 
 def _opening_text(repo: Repo, issue: str) -> str:
@@ -213,6 +203,9 @@ def _diff(before: Tree, after: Tree) -> str:
     lines: list[str] = []
     for path in sorted(_without_git(before | after)):
         old, new = (tree[path].content.decode(errors="replace") if path in tree else "" for tree in (before, after))
+        if max(len(old), len(new)) > MAX_FILE_CHARS:  # a diff of two large files takes long
+            lines += [f"{path} is too large to be shown"] if old != new else []
+            continue
         lines += difflib.unified_diff(lines_of(old), lines_of(new), path, path, n=0, lineterm="")
     return "\n".join(lines)
 

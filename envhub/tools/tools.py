@@ -9,11 +9,11 @@ import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice, check_range
+from slipstream.envhub.env_options import check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
 from slipstream.envhub.tools.tools_task import Errand, draw_errands, draw_servers
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_ACTION_CHARS = 2000
 DONE = "done"
@@ -37,7 +37,7 @@ class ToolsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ToolsWorld:
     """The errands, and the states of the servers while the errands are done."""
 
-    opening: Opening
+    opening: str
     first: ToolsState
     errands: list[Errand]
     path: list[Servers]  # the state at the start, then the state after each call in `calls`
@@ -94,19 +94,19 @@ def tool_functions() -> tuple[dict[str, Any], ...]:
 def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
     """Return a `tools` environment. Raises ValueError for invalid options.
 
-    `profile`: "small" (no system message) or "full" (the system message lists the tools). `errands`: their number.
+    `profile`: see `rules_in`. `errands`: their number.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_range("errands", errands, 1, 5)
     return WorldEnv(
         f"tools {profile} errands={errands}",
         state=ToolsState,
-        make_world=partial(make_tools, profile=profile, num_errands=errands),
+        make_world=partial(make_tools, num_errands=errands),
+        rules=rules_in(profile, RULES + tool_lines()),
         tools=tool_functions(),
     )
 
 
-def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
+def make_tools(task: Task, *, num_errands: int) -> ToolsWorld:
     rng = task_rng(task, world=f"tools/{num_errands}")
     while True:
         servers = draw_servers(rng)
@@ -114,12 +114,8 @@ def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
         path, text = _path(servers, errands), "\n".join(errand.text for errand in errands)
         names_found = any(found in text for errand in errands for found in errand.found)
         if path is not None and not names_found and split_of(text) == task.split:
-            return ToolsWorld(
-                opening=opening_of(text, rules=RULES + tool_lines(), profile=profile),
-                first=ToolsState(servers=servers, seen=frozenset()),
-                errands=errands,
-                path=path,
-            )
+            first = ToolsState(servers=servers, seen=frozenset())
+            return ToolsWorld(opening=text, first=first, errands=errands, path=path)
 
 
 def _path(servers: Servers, errands: list[Errand]) -> list[Servers] | None:

@@ -18,7 +18,7 @@ from slipstream.envhub.web.browser import Browser, Element, Page, element_text, 
 from slipstream.envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
 from slipstream.envhub.web.site_server import web_server
 from slipstream.envhub.web.web_task import ERRANDS, Errand, draw_errand, draw_site, draw_state
-from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
+from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 RULES = (
     "Do the errands on a web site. A page is shown as text: [1] home is a link, [2] name = _ an empty field, [3] count "
@@ -48,7 +48,7 @@ class _InvalidAction(Exception):
 class WebWorld:
     """One site and its errands."""
 
-    opening: Opening
+    opening: str
     first: WebState
     site: Site
     errands: list[Errand]
@@ -130,21 +130,21 @@ class WebWorld:
 def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1, items: int = 24) -> Env:
     """Return a `web` environment. Raises ValueError for invalid options.
 
-    `profile`: "small" (no system message) or "full" (the system message explains the actions). `task`: "order",
-    "cancel", "change", "write" or "any". `errands`: their number. `items`: the number of items of the market.
+    `profile`: see `rules_in`. `task`: "order", "cancel", "change", "write" or "any". `errands`: their number.
+    `items`: the number of items of the market.
     """
-    check_choice("profile", profile, ("small", "full"))
     check_choice("task", task, (*ERRANDS, "any"))
     check_range("errands", errands, 1, 3)
     check_range("items", items, 12, 48)
     return WorldEnv(
         f"web {profile} task={task} errands={errands} items={items}",
         state=WebState,
-        make_world=partial(make_web, profile=profile, kind=task, num_errands=errands, num_items=items),
+        make_world=partial(make_web, kind=task, num_errands=errands, num_items=items),
+        rules=rules_in(profile, RULES),
     )
 
 
-def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items: int) -> WebWorld:
+def make_web(task: Task, *, kind: str, num_errands: int, num_items: int) -> WebWorld:
     rng = task_rng(task, world=f"web/{kind}/{num_errands}/{num_items}")
     while True:
         site = draw_site(rng, num_items=num_items)
@@ -156,12 +156,7 @@ def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items
         changes_the_site = not _is_alike(start, errands[-1].goal)  # one errand may undo another
         text = "\n".join([f"you are {site.name} , password {site.password}", *(errand.text for errand in errands)])
         if changes_the_site and split_of(text) == task.split:
-            return WebWorld(
-                opening=opening_of(text, rules=RULES, profile=profile),
-                first=WebState(site=start, browser=Browser()),
-                site=site,
-                errands=errands,
-            )
+            return WebWorld(opening=text, first=WebState(site=start, browser=Browser()), site=site, errands=errands)
 
 
 def _is_alike(site: SiteState, goal: SiteState) -> bool:

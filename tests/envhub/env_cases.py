@@ -1,13 +1,19 @@
 """The environments that the contract tests, with the expected numbers for each, and functions to play them."""
 
+import asyncio
 import os
 import random
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, Observation
+from slipstream.envhub.world import Change, World
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 # `make test-envs` plays the full counts, and 1,000 episodes in the memory test. CI plays a share of them.
 DEFAULT_PROFILES = dict.fromkeys(("sqldb", "tools", "shell", "code", "swe"), "full")  # all others: small
@@ -105,6 +111,11 @@ def offered(env: Env, case: Case) -> list[str]:
 
 def said(observation: Observation) -> str:
     return observation.messages[-1].content
+
+
+def act(world: World[S], action: str, state: S | None = None) -> Change[S]:
+    """The result of `action` in `state`, or else at the start."""
+    return asyncio.run(world.act(world.first if state is None else state, action))
 
 
 async def rollout(env: Env, case: Case, task: Task, rng: random.Random, *, noise: float) -> list[Observation]:

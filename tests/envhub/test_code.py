@@ -1,27 +1,22 @@
 """Programs: what is run, what is judged, and that only correct outputs earn a score."""
 
-import asyncio
 import random
 from functools import partial
 
 import pytest
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.code.code import CodeState, CodeWorld, make_code
+from slipstream.envhub.code.code import CodeWorld, make_code
 from slipstream.envhub.code.code_task import OPERATIONS, PRINTS, draw_problem
 from slipstream.envhub.isolation.sandbox import Limits
-from slipstream.envhub.world import Change
+from tests.envhub.env_cases import act
 
 
 def world(
     index: int = 0, *, wall_s: float = 20.0, split: str = "train", num_steps: int = 2, num_tests: int = 6
 ) -> CodeWorld:
     task, limits = Task(env="code", split=split, index=index), Limits(wall_s=wall_s)
-    return make_code(task, profile="small", num_steps=num_steps, num_tests=num_tests, limits=limits)
-
-
-def act(world: CodeWorld, action: str) -> Change[CodeState]:
-    return asyncio.run(world.act(world.first, action))
+    return make_code(task, num_steps=num_steps, num_tests=num_tests, limits=limits)
 
 
 def test_run_shows_the_output_for_the_examples() -> None:

@@ -7,7 +7,6 @@ from slipstream.envhub.craft import CraftState, CraftWorld, Recipe, make_craft
 from slipstream.envhub.world import Change
 
 WORLD = CraftWorld(
-    profile="small",
     goal="table",
     recipes={
         "table": Recipe(makes=1, item="table", uses={"plank": 3, "nail": 1}),
@@ -65,7 +64,7 @@ def test_the_expert_uses_the_items_it_has_and_gets_the_missing_ones() -> None:
 
 def test_depth_is_the_number_of_crafts_in_a_row() -> None:
     for depth in (1, 2, 3, 4):
-        world = make_craft(Task(env="craft", split="train", index=5), profile="small", depth=depth, num_distractors=3)
+        world = make_craft(Task(env="craft", split="train", index=5), depth=depth, num_distractors=3)
         assert len(world.recipes) == depth + 3
 
         def height(item: str, recipes: dict[str, Recipe] = world.recipes) -> int:

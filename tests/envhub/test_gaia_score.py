@@ -18,6 +18,7 @@ from slipstream.envhub.research.gaia_score import is_gaia_match
         ("1000", ["1,000"], []),
         ("1,000", [], ["1000"]),  # a list of two, as on the leaderboard
         ("inf", [], ["no number"]),
+        ("nan", ["NaN"], ["1", "no number"]),
         ("dover", [], ["", "dover castle"]),
         ("st petersburg", ["St. Petersburg"], []),
         ("dr. who", ["Dr Who!"], []),

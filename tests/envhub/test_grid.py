@@ -5,38 +5,32 @@ import random
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.grid.bandit import make_bandit
-from slipstream.envhub.grid.board import GAMES, BoardState, BoardWorld, _moved, distances_of, make_board
+from slipstream.envhub.grid.board import BoardState, BoardWorld, _moved, distances_of, make_board
 from slipstream.envhub.grid.grid import make_grid_env
-from slipstream.envhub.world import Change
+from tests.envhub.env_cases import act
 
 
 def board(text: str, size: int, state: BoardState) -> BoardWorld:
     distances = distances_of(text, {}, state, [-size, size, -1, 1])
-    return BoardWorld(
-        game=GAMES["sokoban"], profile="small", size=size, cells=text, slips={}, first=state, distances=distances
-    )
-
-
-def act(world: BoardWorld, state: BoardState, move: str) -> Change[BoardState]:
-    return asyncio.run(world.act(state, move))
+    return BoardWorld(size=size, cells=text, slips={}, first=state, distances=distances)
 
 
 def test_a_box_is_pushed_onto_its_target_and_that_wins() -> None:
     world = board("#######___T#######", 6, BoardState(you=7, boxes=(8,)))
-    first = act(world, world.first, "right")
+    first = act(world, "right")
     assert (first.state, first.over) == (BoardState(you=8, boxes=(9,)), False)
     assert first.text == "# # # # # #\n# _ P X T #\n# # # # # #"
-    second = act(world, first.state, "right")
+    second = act(world, "right", first.state)
     assert (second.state, second.over, second.score) == (BoardState(you=9, boxes=(10,)), True, 1.0)
     assert second.text == "# # # # # #\n# _ _ P V #\n# # # # # #"
 
 
 def test_a_box_at_a_wall_stays_and_a_box_that_can_never_reach_a_target_loses() -> None:
     world = board("#######T___##____#######", 6, BoardState(you=8, boxes=(9,)))
-    lost = act(world, world.first, "right")  # into the corner
+    lost = act(world, "right")  # into the corner
     assert (lost.state, lost.over, lost.score) == (BoardState(you=9, boxes=(10,)), True, 0.0)
     stuck = board("#####TP##_X##_T#####", 4, BoardState(you=6, boxes=(10,)))
-    pushed = act(stuck, stuck.first, "down")
+    pushed = act(stuck, "down")
     assert pushed.score == 1.0
     corner = BoardState(you=10, boxes=(14,))
     assert _moved(stuck.cells, {}, corner, 4) == corner
@@ -60,35 +54,35 @@ def test_a_hole_ends_the_episode_with_score_0() -> None:
 
 def test_ice_slips_the_same_way_every_time() -> None:
     task = Task(env="grid", split="train", index=1)
-    lakes = [make_board(task, game="frozen_lake", profile="small", size=8, num_boxes=1) for _ in range(2)]
+    lakes = [make_board(task, game="frozen_lake", size=8, num_boxes=1) for _ in range(2)]
     assert lakes[0].slips == lakes[1].slips != {}
-    assert make_board(task, game="maze", profile="small", size=8, num_boxes=1).slips == {}
+    assert make_board(task, game="maze", size=8, num_boxes=1).slips == {}
 
 
 def test_more_boxes_and_larger_boards_take_longer() -> None:
     lengths = []
     for size, boxes in ((5, 1), (8, 2)):
         tasks = [Task(env="grid", split="train", index=index) for index in range(5)]
-        worlds = [make_board(task, game="sokoban", profile="small", size=size, num_boxes=boxes) for task in tasks]
+        worlds = [make_board(task, game="sokoban", size=size, num_boxes=boxes) for task in tasks]
         lengths.append(sum(world.distances[world.first] for world in worlds))
     assert lengths[1] > 1.5 * lengths[0]
 
 
 def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
     for index in range(20):
-        bandit = make_bandit(Task(env="grid", split="train", index=index), profile="small", num_arms=4)
+        bandit = make_bandit(Task(env="grid", split="train", index=index), num_arms=4)
         averages = {arm: sum(pays) / len(pays) for arm, pays in bandit.pays.items()}
         assert max(averages, key=averages.__getitem__) == bandit.best
-        kept = {arm: asyncio.run(bandit.act(bandit.first, f"keep {arm}")) for arm in bandit.arms}
+        kept = {arm: act(bandit, f"keep {arm}") for arm in bandit.arms}
         assert {arm for arm, change in kept.items() if change.score == 1.0} == {bandit.best}
         assert all(change.over for change in kept.values())
 
 
 def test_a_bandit_pays_in_a_fixed_order_and_starts_again_after_the_last_payout() -> None:
-    bandit = make_bandit(Task(env="grid", split="train", index=0), profile="small", num_arms=2)
+    bandit = make_bandit(Task(env="grid", split="train", index=0), num_arms=2)
     arm, state, paid = bandit.arms[0], bandit.first, []
     for _ in range(17):
-        change = asyncio.run(bandit.act(state, f"pull {arm}"))
+        change = act(bandit, f"pull {arm}", state)
         state = change.state
         paid.append(int(change.text.split()[1]))
     assert tuple(paid) == (*bandit.pays[arm], bandit.pays[arm][0])

@@ -1,6 +1,5 @@
 """The tools of `kg`, on a graph that is small enough to check by eye."""
 
-import asyncio
 import random
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from slipstream.envhub.kg.graph import ATTRIBUTES, Graph, draw_graph
 from slipstream.envhub.kg.graph_question import Call, Question, draw_question
 from slipstream.envhub.kg.kg import KgState, KgWorld, f1
+from tests.envhub.env_cases import act
 
 GRAPH = Graph(
     kinds={"ada": "person", "ben": "person", "cleo": "person", "dover": "town", "elgin": "town", "kelso": "town"},
@@ -29,13 +29,13 @@ QUESTION = Question(
         Call(tool="argmax", arguments=(0, "age"), gives=("ben",)),
     ),
 )
-WORLD = KgWorld(opening=(), graph=GRAPH, question=QUESTION)
+WORLD = KgWorld(opening="", graph=GRAPH, question=QUESTION)
 
 
 def answers(*actions: str) -> list[str]:
     state, texts = WORLD.first, []
     for action in actions:
-        change = asyncio.run(WORLD.act(state, action))
+        change = act(WORLD, action, state)
         state = change.state
         texts.append(change.text if change.valid else f"refused: {change.text}")
     return texts
@@ -81,7 +81,7 @@ def test_a_number_is_not_a_set_of_entities() -> None:
 def test_an_answer_earns_its_f1() -> None:
     def score(action: str) -> float:
         state = KgState(found=(("ben",), ("ben", "cleo"), ("cleo",)))
-        return asyncio.run(WORLD.act(state, action)).score
+        return act(WORLD, action, state).score
 
     assert [score("answer(#1)"), score("answer(#2)"), score("answer(#3)")] == [1.0, pytest.approx(2 / 3), 0.0]
     assert f1(("a", "b"), ("b", "c", "d")) == pytest.approx(2 / 5)
@@ -97,10 +97,10 @@ def test_the_calls_of_a_questions_program_return_its_answer() -> None:
         if question is None:
             continue
         kinds.add(question.program[-1].tool)
-        world = KgWorld(opening=(), graph=graph, question=question)
+        world = KgWorld(opening="", graph=graph, question=question)
         state, change = world.first, None
         for _ in range(20):
-            change = asyncio.run(world.act(state, world.expert(state)))
+            change = act(world, world.expert(state), state)
             state = change.state
             if change.over:
                 break

@@ -14,18 +14,14 @@ from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import KINDS, LINKS, Page, draw_corpus
 from slipstream.envhub.research.corpus_question import ENDINGS
 from slipstream.envhub.research.research import ResearchState, ResearchWorld, make_research
-from slipstream.envhub.world import Change
+from tests.envhub.env_cases import act
 
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
 
 
 def world(level: int = 2, index: int = 0, wall_s: float = 20) -> ResearchWorld:
     task = Task(env="research", split="train", index=index)
-    return make_research(task, profile="small", level=level, num_pages=24, limits=Limits(wall_s=wall_s))
-
-
-def act(world: ResearchWorld, action: str, state: ResearchState | None = None) -> Change[ResearchState]:
-    return asyncio.run(world.act(world.first if state is None else state, action))
+    return make_research(task, level=level, num_pages=24, limits=Limits(wall_s=wall_s))
 
 
 @pytest.mark.parametrize(
@@ -46,23 +42,18 @@ def test_the_calculator_calculates(expression: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "reason"),
+    ("reason", "expressions"),
     [
-        ("", "characters"),
-        ("2 ** 9", "only"),
-        ("7 // 2", "only"),
-        ("1 +", "not a valid expression"),
-        ("1 / 0", "division"),
-        ("9" * 300, "200 characters"),
-        ("(" * 150, "not a valid expression"),
-        ("__import__('os')", "characters"),
-        ("1 2", "not a valid expression"),
-        ("(1)(2)", "only"),
+        ("200 characters: numbers", ["", "9" * 300, "__import__('os')"]),
+        (r"only \+ - \* / are supported", ["2 ** 9", "7 // 2", "(1)(2)"]),
+        ("not a valid expression", ["1 +", "(" * 150, "1 2"]),
+        ("division", ["1 / 0"]),
     ],
 )
-def test_the_calculator_explains_a_refusal(expression: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        calculate(expression)
+def test_the_calculator_explains_a_refusal(reason: str, expressions: list[str]) -> None:
+    for expression in expressions:
+        with pytest.raises(ValueError, match=reason):
+            calculate(expression)
 
 
 def test_a_page_contains_all_facts_that_questions_are_about() -> None:

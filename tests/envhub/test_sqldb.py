@@ -1,6 +1,5 @@
 """The database: what a statement may do and cost, and which answers are correct."""
 
-import asyncio
 import random
 
 import pytest
@@ -9,7 +8,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.sqldb.domain import DOMAINS, Tables, draw_tables
 from slipstream.envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
-from slipstream.envhub.world import Change
+from tests.envhub.env_cases import act
 
 DOMAIN = DOMAINS[0]
 TABLES: Tables = {
@@ -102,11 +101,7 @@ def test_the_number_of_hidden_rows_is_shown_however_long_the_others_are() -> Non
 
 def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
     task = Task(env="sqldb", split="train", index=index)
-    return make_sqldb(task, profile="small", level=level, kind=kind, num_rows=8)
-
-
-def act(world: SqlWorld, action: str) -> Change[object]:
-    return asyncio.run(world.act(world.first, action))  # type: ignore[return-value]
+    return make_sqldb(task, level=level, kind=kind, num_rows=8)
 
 
 def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> None:
@@ -123,19 +118,19 @@ def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> No
 def test_a_change_is_judged_by_the_tables_that_it_leaves() -> None:
     change = world("write")
     assert act(change, "commit").score == 0.0
-    done = asyncio.run(change.act(change.first, f"sql {change.request.sql}"))
-    assert asyncio.run(change.act(done.state, "commit")).score == 1.0
-    more = asyncio.run(change.act(done.state, f"sql DELETE FROM {change.domain.event}"))
-    assert asyncio.run(change.act(more.state, "commit")).score == 0.0
+    done = act(change, f"sql {change.request.sql}").state
+    assert act(change, "commit", done).score == 1.0
+    more = act(change, f"sql DELETE FROM {change.domain.event}", done).state
+    assert act(change, "commit", more).score == 0.0
     assert not act(change, "commit SELECT 1").valid
 
 
 def test_a_change_that_is_undone_leaves_no_trace_in_the_state() -> None:
     change = world("write")
-    domain, first = change.domain, change.first
-    there = asyncio.run(change.act(first, f"sql UPDATE {domain.event} SET {domain.amount} = {domain.amount} + 1"))
-    back = asyncio.run(change.act(there.state, f"sql UPDATE {domain.event} SET {domain.amount} = {domain.amount} - 1"))
-    assert there.state != first == back.state
+    domain = change.domain
+    there = act(change, f"sql UPDATE {domain.event} SET {domain.amount} = {domain.amount} + 1").state
+    back = act(change, f"sql UPDATE {domain.event} SET {domain.amount} = {domain.amount} - 1", there).state
+    assert there != change.first == back
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])

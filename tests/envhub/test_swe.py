@@ -19,7 +19,7 @@ from slipstream.envhub.swe.functions import FUNCTIONS
 from slipstream.envhub.swe.git import layer_of, with_layer
 from slipstream.envhub.swe.repo import NUM_SHOWN, Repo, draw_repo
 from slipstream.envhub.swe.swe import SweState, SweWorld, make_swe
-from slipstream.envhub.world import Change
+from tests.envhub.env_cases import act
 
 LIMITS = Limits(wall_s=20)
 
@@ -27,11 +27,7 @@ LIMITS = Limits(wall_s=20)
 @cache
 def world(index: int = 0, wall_s: float = 20) -> SweWorld:
     task, limits = Task(env="swe", split="train", index=index), Limits(wall_s=wall_s)
-    return make_swe(task, profile="small", issue="example", num_files=1, num_bugs=1, limits=limits)
-
-
-def act(world: SweWorld, action: str, state: SweState | None = None) -> Change[SweState]:
-    return asyncio.run(world.act(world.first if state is None else state, action))
+    return make_swe(task, issue="example", num_files=1, num_bugs=1, limits=limits)
 
 
 def changed(files: dict[str, str], *, is_tested: bool = False) -> SweState:
@@ -79,7 +75,7 @@ def test_no_bug_is_in_both_splits() -> None:
     for split, of_split in bugs.items():
         for index in range(100):
             task = Task(env="swe", split=split, index=index)
-            repo = make_swe(task, profile="small", issue="none", num_files=2, num_bugs=2, limits=LIMITS).repo
+            repo = make_swe(task, issue="none", num_files=2, num_bugs=2, limits=LIMITS).repo
             of_split |= {(name, bug.wrong) for name, bug in zip(repo.broken, repo.bugs, strict=True)}
     assert not bugs["train"] & bugs["held_out"]
     assert len(bugs["held_out"]) > 20
@@ -170,6 +166,12 @@ def test_a_diff_shows_the_changes() -> None:
     said = act(here, "diff", changed({path: right})).text.splitlines()
     assert said[:2] == [f"--- {path}", f"+++ {path}"]
     assert said[3:] == [f"-{bug.wrong}", f"+{bug.right}"]
+
+
+def test_a_file_that_a_command_made_large_is_cut_and_not_compared_line_by_line() -> None:
+    large = act(world(), "bash seq 1000000 | head -c 3000000 > large").state
+    assert len(act(world(), "view large", large).text) < 30_010
+    assert act(world(), "diff", large).text == "large is too large to be shown"
 
 
 def test_it_is_a_git_repository_and_a_command_continues_where_the_last_one_ended() -> None:

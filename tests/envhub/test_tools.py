@@ -8,7 +8,8 @@ import pytest
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
-from slipstream.envhub.tools.tools import ToolsState, ToolsWorld, make_tools
+from slipstream.envhub.tools.tools import ToolsState, ToolsWorld, make_tools, make_tools_env
+from tests.envhub.env_cases import act
 
 SERVERS = Servers(
     accounts={"rent": 500, "savings": 1000},
@@ -93,17 +94,17 @@ def test_no_server_grows_without_limit() -> None:
 
 def world(index: int, errands: int = 3) -> ToolsWorld:
     task = Task(env="tools", split="train", index=index)
-    return make_tools(task, profile="small", num_errands=errands)
+    return make_tools(task, num_errands=errands)
 
 
 def do(world: ToolsWorld, state: ToolsState, *calls: tuple[str, dict[str, Any]]) -> ToolsState:
     for name, arguments in calls:
-        state = asyncio.run(world.act(state, json.dumps({"name": name, "arguments": arguments}))).state
+        state = act(world, json.dumps({"name": name, "arguments": arguments}), state).state
     return state
 
 
 def score(world: ToolsWorld, state: ToolsState) -> float:
-    return asyncio.run(world.act(state, "done")).score
+    return act(world, "done", state).score
 
 
 def test_errands_may_be_done_in_any_order_but_all_are_required() -> None:
@@ -130,13 +131,13 @@ def test_the_expert_looks_up_each_value_before_it_uses_it() -> None:
         while (action := one.expert(state)) != "done":
             given = json.loads(action)["arguments"]
             assert all(secret in said for secret in errand.found if secret in given.values())
-            change = asyncio.run(one.act(state, action))
+            change = act(one, action, state)
             state, said = change.state, said + change.text
         assert score(one, state) == 1.0
 
 
 def test_the_opening_lists_every_tool_with_its_schema() -> None:
-    opening = make_tools(Task(env="tools", split="train", index=0), profile="full", num_errands=1).opening[0].content
-    listed = [json.loads(line) for line in opening.splitlines()[1:]]
+    opening = asyncio.run(make_tools_env().reset(Task(env="tools", split="train", index=0)))
+    listed = [json.loads(line) for line in opening.messages[0].content.splitlines()[1:]]
     assert [tool["name"] for tool in listed] == list(TOOLS)
     assert listed[2]["inputSchema"]["required"] == ["source", "target", "amount"]

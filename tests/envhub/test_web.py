@@ -18,6 +18,7 @@ from slipstream.envhub.web.site_server import MAX_BODY_BYTES, Visit, WebServer, 
 from slipstream.envhub.web.web import WebState, WebWorld, make_web
 from slipstream.envhub.web.web_task import Errand
 from slipstream.envhub.world import Change
+from tests.envhub.env_cases import act
 
 SITE = Site(
     items={
@@ -39,7 +40,7 @@ ENTERED = msgspec.structs.replace(STATE, sessions=frozenset({SITE.cookie}))
 
 def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
     for action in actions:
-        change = asyncio.run(here.act(state, action))
+        change = act(here, action, state)
         state = change.state
     return change
 
@@ -47,7 +48,7 @@ def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
 def goal_of(**changes: object) -> WebWorld:
     errand = Errand(text="", goal=msgspec.structs.replace(STATE, **changes))
     first = WebState(site=STATE, browser=Browser())
-    return WebWorld(opening=(), first=first, site=SITE, errands=[errand])
+    return WebWorld(opening="", first=first, site=SITE, errands=[errand])
 
 
 ENTER = ("goto /login", "type 5 ada", "type 6 magnet", "submit 7")
@@ -213,7 +214,7 @@ def test_no_errands_undo_each_other() -> None:
     """Nothing would be left to do, and `done` as the first action would solve the task."""
     for index in range(200):
         task = Task(env="web", split="train", index=index)
-        here = make_web(task, profile="small", kind="change", num_errands=2, num_items=24)
+        here = make_web(task, kind="change", num_errands=2, num_items=24)
         assert here.first.site.account != here.goal.account
 
 

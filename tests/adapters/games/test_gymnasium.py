@@ -10,7 +10,7 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError, Observation
-from tests.adapters.held import USUAL
+from tests.adapters.held import USUAL, acted
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case, rollout
 
@@ -55,15 +55,7 @@ def test_the_experts_of_games_of_chance_do_well(number: int, at_least: float) ->
 
 
 def played(game: str, actions: list[str], **options: object) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("gymnasium", {"game": game, **options})
-        observations = [await env.reset(Task(env="gymnasium", split="train", index=0))]
-        for action in actions:
-            observations.append(await env.step(action))
-        await env.close()
-        return observations
-
-    return asyncio.run(play())
+    return acted("gymnasium", {"game": game, **options}, 0, actions)
 
 
 def test_a_lake_reads_as_it_lies_and_words_are_free_in_case_and_space() -> None:

@@ -15,6 +15,7 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
+from tests.adapters.held import acted
 from tests.envhub.env_cases import said
 
 SERVER = Path(__file__).parent / "notes_server.py"
@@ -72,14 +73,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def played(index: int, actions: list[str], **options: Any) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("mcp", options)
-        try:
-            return [await env.reset(task(index)), *[await env.step(action) for action in actions]]
-        finally:
-            await env.close()
-
-    return asyncio.run(play())
+    return acted("mcp", options, index, actions)
 
 
 async def solved_by_the_expert(env: Env, index: int) -> Observation:

@@ -54,38 +54,23 @@ class Element:
 
 
 # A part of login-user's page, as its own script described it to chromedriver; and a paragraph with two lines of text.
-PAGE = Element(
-    ref=1,
-    tag="body",
-    children=[
-        Element(
-            ref=2,
-            id="wrap",
-            children=[
-                Element(
-                    ref=5,
-                    tag="p",
-                    children=[
-                        Element(ref=6, tag="label", classes="bold", text="Username"),
-                        Element(ref=7, tag="input_text", id="username", value="", focused=True),
-                    ],
-                ),
-                Element(ref=8, tag="input_checkbox", value=True),
-                Element(
-                    ref=9,
-                    tag="p",
-                    children=[
-                        Element(ref=-1, tag="t", text="one line and"),
-                        Element(ref=-2, tag="t", text="another,"),
-                        Element(ref=10, tag="span", classes="alink", text="a  link"),
-                        Element(ref=-3, tag="t", text="and more"),
-                    ],
-                ),
-                Element(ref=11, tag="button", classes="secondary-action big", text="Login"),
-            ],
-        )
-    ],
-)
+LABELLED = [
+    Element(ref=6, tag="label", classes="bold", text="Username"),
+    Element(ref=7, tag="input_text", id="username", value="", focused=True),
+]
+TEXTS = [
+    Element(ref=-1, tag="t", text="one line and"),
+    Element(ref=-2, tag="t", text="another,"),
+    Element(ref=10, tag="span", classes="alink", text="a  link"),
+    Element(ref=-3, tag="t", text="and more"),
+]
+PARTS = [
+    Element(ref=5, tag="p", children=LABELLED),
+    Element(ref=8, tag="input_checkbox", value=True),
+    Element(ref=9, tag="p", children=TEXTS),
+    Element(ref=11, tag="button", classes="secondary-action big", text="Login"),
+]
+PAGE = Element(ref=1, tag="body", children=[Element(ref=2, id="wrap", children=PARTS)])
 
 
 def test_a_page_reads_as_its_elements_and_lines_of_text_are_joined() -> None:

@@ -34,13 +34,19 @@ ASKED = {
 }
 
 
-class Policy:
+class Asking:
+    """One session and its policy, and a client of the server that knows it."""
+
+    client: aiohttp.ClientSession
+
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
         self.asked = asyncio.Event()
         self.reply: Callable[[list[int]], Reply] | None = None
+        self.session = Session(SAMPLING, self._generate)
+        self.sessions = {"episode": self.session}
 
-    async def generate(self, request: Request) -> Reply:
+    async def _generate(self, request: Request) -> Reply:
         self.prompts.append(request.prompt)
         self.asked.set()
         if self.reply is None:
@@ -48,48 +54,37 @@ class Policy:
         assert self.reply is not None
         return self.reply(request.prompt)
 
-
-class Asking:
-    def __init__(self, url: str, sessions: dict[str, Session], policy: Policy, client: aiohttp.ClientSession) -> None:
-        self.url, self.sessions, self.policy, self._client = url, sessions, policy, client
-        self.session = sessions["episode"]
-
-    def is_untouched(self) -> bool:
-        return not self.policy.prompts and not self.session.is_over
-
     async def post(self, body: object, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
         data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
-        async with self._client.post(f"{self.url}/inference/v1/generate", data=data, headers=headers) as reply:
+        async with self.client.post("/inference/v1/generate", data=data, headers=headers) as reply:
             return reply.status, await reply.text()
 
     async def models(self, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
-        async with self._client.get(f"{self.url}/v1/models", headers=headers) as reply:
+        async with self.client.get("/v1/models", headers=headers) as reply:
             return reply.status, await reply.text()
 
 
 @contextlib.asynccontextmanager
 async def asking() -> AsyncIterator[Asking]:
-    policy = Policy()
-    session = Session(SAMPLING, policy.generate)
-    sessions = {"episode": session}
-    server = GenerateServer(sessions, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
-    async with server.listening() as url, aiohttp.ClientSession() as client:
-        yield Asking(url, sessions, policy, client)
+    side = Asking()
+    server = GenerateServer(side.sessions, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
+    async with server.listening() as url, aiohttp.ClientSession(url) as side.client:
+        yield side
 
 
 async def asked(what: Callable[[Asking], Awaitable[T]]) -> T:
     """What is answered beside a new server, which must touch no session."""
     async with asking() as side:
         answer = await what(side)
-        assert side.is_untouched()
+        assert not side.prompts and not side.session.is_over
         return answer
 
 
 async def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
     async with asking() as side:
-        side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop")
+        side.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop")
         status, text = await side.post(ASKED)
-        assert side.policy.prompts == [[5, 6, 7]]
+        assert side.prompts == [[5, 6, 7]]
     content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
     choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
     assert (status, json.loads(text)) == (200, {"request_id": "", "choices": [choice]})
@@ -104,7 +99,7 @@ async def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> No
 
 async def test_two_questions_at_a_time_are_each_answered() -> None:
     async with asking() as side:
-        side.policy.reply = lambda prompt: Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop")
+        side.reply = lambda prompt: Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop")
         posted = [side.post(ASKED | {"token_ids": [number]}) for number in (5, 6)]
         told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
     assert told == [[6, 2], [7, 2]]
@@ -192,7 +187,7 @@ async def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_coun
     left = asyncio.Event()
     async with asking() as side:
         posted = asyncio.create_task(side.post(ASKED))
-        await side.policy.asked.wait()
+        await side.asked.wait()
         posted.cancel()
         side.session = side.sessions["episode"] = Session(SAMPLING, late)
         assert (await side.post(ASKED))[0] == 200
@@ -207,7 +202,7 @@ async def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_coun
 async def test_a_request_that_ended_with_its_process_says_so() -> None:
     async with asking() as side:
         posted = asyncio.create_task(side.post(ASKED))
-        await side.policy.asked.wait()
+        await side.asked.wait()
         posted.cancel()
         with pytest.raises(asyncio.CancelledError):
             await posted

@@ -82,6 +82,14 @@ def test_nothing_but_the_attached_file_can_be_read(folder: Path) -> None:
     assert said(listed).split() == sorted(["program.py", QUESTIONS[1]["file_name"]])
 
 
+def test_an_attached_program_is_not_the_one_that_is_run(folder: Path) -> None:
+    lines = folder / "program.jsonl"
+    lines.write_text(json.dumps(QUESTIONS[0] | {"file_name": "program.py"}))
+    (folder / "program.py").write_text("print('attached')")
+    printed = acted("gaia", {"train": str(lines)}, 0, ["python print(open('program.py').read())"])[-1]
+    assert said(printed) == "print('attached')"
+
+
 def test_what_is_missing_is_said_with_what_to_fetch(folder: Path) -> None:
     lines = folder / "lines.jsonl"
     for row, why in (

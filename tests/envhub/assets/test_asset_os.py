@@ -68,6 +68,7 @@ LEFT_OUT = [
     {**WORD, "evaluation": {"check": {"language": "c++", "code": "int main() {}"}}},
     {**WORD, "evaluation": {"check": {"file": "../../../secret.sh"}}},
     {**WORD, "evaluation": {"check": [None, {"code": "true"}]}},
+    {**WORD, "evaluation": {"match": {"regex": "(plum"}}},
 ]
 
 

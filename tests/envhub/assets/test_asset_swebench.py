@@ -193,6 +193,11 @@ def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> N
     assert "-echo hello\n+echo bye" in said(changes)
 
 
+def test_a_file_of_one_long_line_is_cut(options: dict[str, Any]) -> None:
+    shown = played(options, ["bash head -c 3000000 /dev/zero | tr '\\0' x > long", "view long"])[-1]
+    assert shown.valid_action and len(said(shown)) < 30_010
+
+
 def test_files_outside_the_repository_are_neither_shown_nor_edited(options: dict[str, Any], folder: Path) -> None:
     prepare = f"bash ln -s {folder}/train.jsonl out; ln -s {folder} away; rm -r src; mkdir run.sh 2>/dev/null"
     outside = ["../../train.jsonl", f"{folder}/train.jsonl", "out", "away/train.jsonl", "/etc/passwd", "passwords"]
@@ -469,6 +474,7 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], ins
         ({"clones": ""}, r"`env\.options\.clones` must be set; make a folder in which git clone"),
         ({"environments": "/nowhere"}, r"`env\.options\.environments`: .*INSTANCE_ID/bin/python"),
         ({"checkouts": ""}, "checkouts` must be a writable folder"),
+        ({"checkouts": f"{options['train']}/x"}, r"checkouts` must be a writable folder, got '.*train\.jsonl/x'; use"),
         ({"issue": "all"}, "issue` must be statement or hints"),
     ):
         with pytest.raises(ValueError, match=why):
