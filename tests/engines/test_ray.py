@@ -59,7 +59,8 @@ def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         monkeypatch.setenv(PASSWORD_VARIABLE, redis_server.password)  # `scale` asks in this process
         driver = run.start("driver", ["-m", "slipstream.tools.launch.ray_run", str(file), "2"])
-        run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
+        both_serve = "both actors serve, on two nodes"  # Ray's own processes start first, on the same cores
+        run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, both_serve, deadline_s=600.0)
         ray.init(cluster.address, namespace=NAMESPACE)
         assert set(ray.util.list_named_actors()) == {f"{run_id}/{name}" for name in ("learner", "actors-0", "actors-1")}
 
