@@ -6,6 +6,7 @@ temporary, and no tensor, module or attribute is replaced.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +53,11 @@ def pieces_of(model: nn.Module, shadow: nn.Module, *, piece_bytes: int = PIECE_B
         address, other = (each.untyped_storage().data_ptr() for each in (tensor, its[name]))
         if address and partners.setdefault(address, other) != other:
             raise Unpaired(f"{name} shares memory with another tensor in only one of the model and its shadow")
-    shadow_storages = storages_of(shadow)
+    model_storages, shadow_storages = storages_of(model), storages_of(shadow)
+    _check_apart([*model_storages.values(), *shadow_storages.values()])
     return [
         Piece(mine=one, its=other)
-        for address, storage in storages_of(model).items()
+        for address, storage in model_storages.items()
         for one, other in zip(
             torch.split(_flat(storage), piece_bytes),
             torch.split(_flat(shadow_storages[partners[address]]), piece_bytes),
@@ -98,6 +100,14 @@ def _layout(tensor: Tensor) -> dict[str, object]:
         "offset": tensor.storage_offset(),
         "memory in bytes": tensor.untyped_storage().nbytes(),
     }
+
+
+def _check_apart(storages: list[torch.UntypedStorage]) -> None:
+    """Raise Unpaired if two of them overlap: their bytes would be exchanged twice."""
+    spans = sorted((str(each.device), each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages)
+    for (device, _, stop), (next_device, start, _) in pairwise(spans):
+        if device == next_device and start < stop:
+            raise Unpaired("two tensors that seem to have memory of their own overlap")
 
 
 def _flat(storage: torch.UntypedStorage) -> Tensor:

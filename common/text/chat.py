@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from slipstream.common.process.imported import imported, is_own
@@ -262,8 +261,7 @@ def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
     prompt = rendered(tokenizer, [_ASK], today=today, to_reply=True)
     reply = {"role": "assistant", "content": MARK}
     before, mark, _ = rendered(tokenizer, [_ASK, reply], today=today).partition(MARK)
-    asked = rendered(tokenizer, [_ASK], today=today)
-    given = prompt.removeprefix(commonprefix([prompt, asked]))  # noqa: RUF071 - they are texts, no paths
+    given = prompt.removeprefix(_shared(prompt, rendered(tokenizer, [_ASK], today=today)))
     thoughts = [
         (opening if closing not in given else closing, f"{closing}\n\n" if closing not in given else "")
         for opening, closing in marks_of_thoughts
@@ -340,3 +338,11 @@ def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], to
 def _after_mark(text: str) -> str | None:
     """The text after the only MARK in `text`; None if there is another number of them."""
     return text.split(MARK)[1] if text.count(MARK) == 1 else None
+
+
+def _shared(one: str, other: str) -> str:
+    """The longest prefix of both."""
+    for place, (first, second) in enumerate(zip(one, other, strict=False)):
+        if first != second:
+            return one[:place]
+    return min(one, other, key=len)

@@ -124,6 +124,15 @@ def lose(shadow: nn.Module) -> None:
     del shadow["layer"].number
 
 
+def share(shadow: nn.Module) -> None:
+    shadow["layer"].transposed = MODEL["layer"].transposed
+
+
+def overlap(shadow: nn.Module) -> None:
+    data = shadow["layer"].weight.view(torch.uint8).numpy()  # another storage at the same memory, a little further on
+    shadow["layer"].transposed = torch.from_numpy(data.reshape(-1)[8:32]).view(torch.float32).view(2, 3).t()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -136,6 +145,8 @@ def lose(shadow: nn.Module) -> None:
         (set_weight(torch.zeros(5, 1, 7).bfloat16()), "layer.view shares memory with another tensor in only one"),
         (untie, "head.weight shares memory with another tensor in only one"),
         (lose, "has no layer.number"),
+        (share, "overlap"),
+        (overlap, "overlap"),
     ],
 )
 def test_a_shadow_that_is_not_alike_changes_nothing(change: Callable[[nn.Module], None], reason: str) -> None:
