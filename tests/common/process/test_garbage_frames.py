@@ -190,7 +190,7 @@ async def test_a_client_of_an_environment_refuses_whatever_is_no_answer_and_name
 async def test_the_endpoint_that_gives_tokens_outlives_garbage() -> None:
     sound = [msgspec.json.encode(ASKED)]
     async with asking() as side:
-        side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, 0.0], finish_reason="stop")
+        side.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, 0.0], finish_reason="stop")
         statuses = {(await side.post(body))[0] for body in garbage(7, 60, sound=sound)}
         assert 400 in statuses and statuses <= {200, 400}
         answered, writer = await asyncio.open_connection("127.0.0.1", int(side.url.rpartition(":")[2]))

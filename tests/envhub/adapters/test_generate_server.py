@@ -37,6 +37,7 @@ ASKED = {
 class Asking:
     """One session and its policy, and a client of the server that knows it."""
 
+    url: str
     client: aiohttp.ClientSession
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class Asking:
 async def asking() -> AsyncIterator[Asking]:
     side = Asking()
     server = GenerateServer(side.sessions, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
-    async with server.listening() as url, aiohttp.ClientSession(url) as side.client:
+    async with server.listening() as side.url, aiohttp.ClientSession(side.url) as side.client:
         yield side
 
 

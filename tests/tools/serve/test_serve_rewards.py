@@ -186,7 +186,7 @@ def malformed(good: ValuesRequest, vocab_size: int) -> dict[str, bytes]:
         "unknown field `and`": encode({"reads": good.reads, "episode": good.episode, "and": 1}),
         "positive multiple": other(tokens=b"abc"),
         "vocabulary is": other(tokens=pack_tokens([vocab_size] * num_tokens)),
-        "outside of the vocab": other(tokens=pack_tokens([-1] * num_tokens)),
+        r"token ids in \[-1, -1\], vocabulary is": other(tokens=pack_tokens([-1] * num_tokens)),
         "do not divide": other(branch_starts=[0, num_tokens]),
         "branch_starts": other(branch_starts=[1]),
         "not in order": other(turn_stops=[5, 3]),
