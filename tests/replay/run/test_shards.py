@@ -142,9 +142,9 @@ def test_shards_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"`replay.groups_per_step` must be a multiple of 3, got 8; a step takes"):
         load_config(None, ["redis.shards=['','']"])
     for shard in ("redis://:s3cret@other:6379", "redis://other:6379?password=s3cret"):
-        with pytest.raises(ConfigError, match=r"`redis.shards` must be URLs without user and password") as told:
+        with pytest.raises(ConfigError, match=r"`redis.shards` must be URLs without user and password") as refused:
             load_config(None, [f"redis.shards=['{shard}']"])
-        assert "s3cret" not in str(told.value)
+        assert "s3cret" not in str(refused.value)
 
 
 @pytest.fixture
