@@ -1,5 +1,6 @@
 """`reasoning_gym`: one question and one answer, from the data sets of the package reasoning-gym."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import split_of, task_rng
+
+log = logging.getLogger(__name__)
 
 INSTALL = "'reasoning-gym==0.1.19'"
 MAX_DRAWS = 200  # attempts to draw a question of the split; one question in eight is held out
@@ -119,6 +122,7 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
             return 0.0
         try:
             score = float(episode.data.score_answer(answer, episode.entry))
-        except Exception:  # a few scorers fail on answers that do not have the expected form, with any error
+        except Exception as error:  # a few scorers fail on answers that do not have the expected form, with any error
+            log.warning("the scorer of %s fails on an answer, which counts as wrong: %r", self._dataset, error)
             return 0.0
         return score if math.isfinite(score) else 0.0

@@ -71,8 +71,9 @@ def test_no_answer_of_a_policy_is_ever_run(dataset: str, monkeypatch: pytest.Mon
         assert ran == []
 
 
-def test_an_answer_that_a_scorer_cannot_read_is_a_wrong_one() -> None:
+def test_an_answer_that_a_scorer_cannot_read_is_a_wrong_one(caplog: pytest.LogCaptureFixture) -> None:
     assert asyncio.run(answered("prime_factorization", "purple")).rewards == {"solved": 0.0}
+    assert "the scorer of prime_factorization fails on an answer, which counts as wrong: ValueError" in caplog.text
     assert asyncio.run(answered("prime_factorization", None)).success
 
 
