@@ -99,6 +99,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    # More threads than cores wait for each other in turns: a learner's step took seven times the CPU.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     start_workers_by_forks(config.invocation_params.args)
 
 
