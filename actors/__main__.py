@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import redis
@@ -20,14 +20,13 @@ from slipstream.actors.host.beat import RunChanged
 from slipstream.actors.host.event_loop import run as run_loop
 from slipstream.actors.host.host_parts import check_environments, checked_tokenizer, model_folder
 from slipstream.actors.host.join import checked_key, run_config, wait_for_run
-from slipstream.actors.host.judging import judge_buffers
 from slipstream.actors.host.model_cache import ModelUnavailable
 from slipstream.actors.host.rehearse import check_template
 from slipstream.actors.host.watchdog import LEASE_TIMES, watch
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import RedisUnreachable, connect, connect_shards, without_password
+from slipstream.common.process.connection import RedisUnreachable, connect, without_password
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.redis_retry import RedisAway
@@ -35,11 +34,11 @@ from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.transfer.encryption import load_key
 from slipstream.envhub.rewards.part import actors_judge, book_on, count_by
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.replay.buffer.judge_buffer import JudgeBuffer
 from slipstream.replay.buffer.visits import Visits
 from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S, Bulletin
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.replay.fleet.judge_account import JudgeAccount
-from slipstream.replay.records.keys import shard_name
 
 log = logging.getLogger("actors")
 
@@ -70,7 +69,6 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
             folder = model_folder(facts, run, mine, bulletin, name=name)
             tokenizer = checked_tokenizer(facts, run, folder)
             check_template(run, tokenizer)
-            shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
             engine = start(name, run=run, mine=mine, model_path=str(folder))
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
@@ -79,12 +77,12 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
         cure = "; start that server, or correct `redis.url`" if isinstance(error, RedisAway) else ""
         log.error("the actor did not start, and ends; its supervisor starts another one: %s%s", error, cure)
         return 1
-    buffers = buffers_to_play(shards, run, vocab_size=facts.vocab_size)
+    buffers = buffers_to_play(client, run, vocab_size=facts.vocab_size)
     setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
     parts = setup.scoring.parts.values() if setup.scoring else ()
     book_on(JudgeAccount(client, run.run.name).add, parts)
     count_by(Visits(client, run.run.name).read, parts)
-    judged = judge_buffers(shards, run, vocab_size=facts.vocab_size) if actors_judge(parts) else []
+    judged = JudgeBuffer(client, run.run.name, run.replay, vocab_size=facts.vocab_size) if actors_judge(parts) else None
     shutdown.end_within(mine.actors.drain_s + LEAVE_S)
 
     async def play() -> int:
@@ -97,7 +95,7 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
                 fleet=fleet,
                 actors=mine.actors,
                 shutdown=shutdown,
-                judge_buffers=judged,
+                judge_buffer=judged,
                 play_root=facts.play_root(),
             )
         finally:
@@ -113,20 +111,18 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
         return 1
 
 
-def buffers_to_play(shards: Sequence[redis.Redis], run: Config, *, vocab_size: int) -> dict[str, ActorBuffer]:
+def buffers_to_play(client: redis.Redis, run: Config, *, vocab_size: int) -> dict[str, ActorBuffer]:
     """The buffers whose groups this actor plays, evaluations first: the learner waits for them."""
-    streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]
     return {
-        shard_name(stream, shard): ActorBuffer(
-            shards[shard],
+        stream: ActorBuffer(
+            client,
             run.run.name,
             run.replay,
             vocab_size=vocab_size,
             stream=stream,
-            shard=shard,
             counts_visits=stream == "train" and run.env.counts_visits,
         )
-        for stream, shard in streams
+        for stream in ("eval", "train")
     }
 
 

@@ -4,8 +4,7 @@
 
 It waits for actors only when it has no batch, and for the disk only while the previous checkpoint is being written.
 A group counts as trained only when the archive and a checkpoint that covers its step are durable. Only rank 0 uses
-Redis, except for claims: if there are several shards, other ranks claim from theirs. `slipstream.learner.rerun` makes
-the same steps from the archive.
+Redis. `slipstream.learner.rerun` makes the same steps from the archive.
 """
 
 import logging
@@ -43,7 +42,8 @@ from slipstream.learner.ranks.ranks import Ranks, resolve_dtype, share
 from slipstream.learner.rerun import catch_up
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.stall_guard import StallGuard
-from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
+from slipstream.learner.supply.shared_batch import shared_batch
+from slipstream.learner.supply.supply import Supply
 from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import FencedOut
 
@@ -68,10 +68,10 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         joined.give_up()
         raise
     learner.progress = share(lead.with_fresh_version(learner.progress), Progress, ranks=ranks)
-    supplies = _supplies(learner, lead, shutdown)
+    supply = None if isinstance(lead, Follower) else _supply(learner, lead)
     versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher)
     try:
-        return Training(learner=learner, lead=lead, versions=versions, supplies=supplies, shutdown=shutdown).run()
+        return Training(learner=learner, lead=lead, versions=versions, supply=supply, shutdown=shutdown).run()
     except FencedOut:
         raise  # another learner has taken over the run: do not set its state
     except BaseException:
@@ -90,7 +90,7 @@ class Training:
     learner: Learner
     lead: Lead | Follower
     versions: VersionWriter
-    supplies: Supplies
+    supply: Supply | None  # rank 0's
     shutdown: Shutdown
     stall_guard: StallGuard = field(default_factory=StallGuard)
 
@@ -128,8 +128,7 @@ class Training:
         """
         learner, before, config = self.learner, self.learner.progress, self.learner.config
         learner.checkpoints.raise_failure()
-        part = self.supplies.next_batch(before, self.shutdown)
-        batch = whole_batch(part, num_shards=config.redis.num_shards, ranks=learner.ranks)
+        batch = shared_batch(self.supply, before, self.shutdown, ranks=learner.ranks)
         clock.lap("wait")
         if batch is None:
             return False
@@ -257,9 +256,11 @@ def _take_the_lead(learner: Learner, connections: Connections, published: Publis
     )
 
 
-def _supplies(learner: Learner, lead: Lead | Follower, shutdown: Shutdown) -> Supplies:
-    """The source of this rank's part of every batch. Collective."""
-    config, ranks = learner.config, learner.ranks
-    shards = shards_of(ranks.rank, num_shards=config.redis.num_shards, num_ranks=ranks.num_ranks)
-    buffers = lead.buffers(shards, learner=learner, shutdown=shutdown)
-    return Supplies(buffers, config, progress=learner.progress, refusals=lead.refusals, found=lead.found)
+def _supply(learner: Learner, lead: Lead) -> Supply:
+    return Supply(
+        lead.train,
+        learner.config,
+        first_group_id=learner.progress.next_group_id,
+        refusals=lead.refusals,
+        found=lead.found,
+    )

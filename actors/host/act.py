@@ -6,7 +6,6 @@ import functools
 import logging
 import random
 import socket
-from collections.abc import Sequence
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
@@ -53,20 +52,20 @@ async def act(
     fleet: Fleet,
     actors: ActorsConfig,
     shutdown: Shutdown,
-    judge_buffers: Sequence[JudgeBuffer] = (),
+    judge_buffer: JudgeBuffer | None = None,
     play_root: str = "",
 ) -> int:
     """Produce trajectories until the run is over or this actor is asked to leave; return the exit code.
 
     Consumes leases from the buffers; waits for room in the engine; produces inserted trajectories. Unblocked by tickets
-    that the learner opens. With `judge_buffers` it also judges complete groups. `play_root` is that of its facts.
+    that the learner opens. With a `judge_buffer` it also judges complete groups. `play_root` is that of its facts.
     Raises EngineDied, and RunChanged if the run has another `play_root`, after it has given its groups back; then the
     process must end.
     """
     leases, counts, pin, interval, run_failed = Leases(), RefreshCounts(), Pin(), PollInterval(), False
     later = functools.partial(_later_on_disk, bulletin, pin) if actors.transport == "disk" else bulletin.later
     refreshing = asyncio.create_task(keep_fresh(setup.engine, later, counts, pin, interval))
-    judging = asyncio.create_task(_keep_judging(setup, judge_buffers, interval, shutdown))
+    judging = asyncio.create_task(_keep_judging(setup, judge_buffer, interval, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(
         keep_beating(
@@ -127,13 +126,13 @@ def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s:
 
 
 async def _keep_judging(
-    setup: EpisodeSetup, buffers: Sequence[JudgeBuffer], interval: PollInterval, shutdown: Shutdown
+    setup: EpisodeSetup, buffer: JudgeBuffer | None, interval: PollInterval, shutdown: Shutdown
 ) -> None:
-    """Judge complete groups of `buffers` until this actor is asked to leave; others then judge those it gives back.
+    """Judge complete groups of `buffer` until this actor is asked to leave; others then judge those it gives back.
 
     It takes another group if the engine has room, and weights that may play it.
     """
-    if not buffers:
+    if buffer is None:
         return
 
     def may_judge(oldest: int) -> bool:
@@ -142,7 +141,7 @@ async def _keep_judging(
     parts = setup.scoring.parts if setup.scoring else {}
     judge = JudgeSetup(
         name=setup.actor,
-        buffers=buffers,
+        buffer=buffer,
         parts={env: group_parts(of_env) for env, of_env in parts.items()},
         interval=interval,
         may_judge=may_judge,
@@ -168,16 +167,15 @@ async def _lease_one(
 ) -> bool:
     """Start one more group if the engine has room and a buffer has one; return whether to ask for another at once.
 
-    Evaluations come first until they have their share of the room, then last; the shards are in random order.
+    Evaluations, the first of `buffers`, come first until they have their share of the room, then last.
     An actor that has its share of a queue waits before it asks again: otherwise the first one to ask would play the few
     groups of a synchronous step alone.
     """
     if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
         return False
-    evaluations, *shards = buffers.items()
-    order = [evaluations, *random.SystemRandom().sample(shards, len(shards))]
+    order = list(buffers.items())
     if pin.num_groups >= EVAL_SHARE * actors.max_episodes:
-        order = [*order[1:], evaluations]
+        order.reverse()
     for stream, buffer in order:
         lease_from = _lease_evaluation if stream == EVAL_STREAM else _lease_training
         lease = await lease_from(setup, buffer, pin)

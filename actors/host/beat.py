@@ -120,8 +120,8 @@ async def keep_beating(
 ) -> RunState:
     """Renew leases and membership every BEAT_S, or as `interval` allows; return the state of a run that has ended.
 
-    Each buffer has a thread of its own. So if one server hangs, and inserts wait for it, leases on other servers are
-    still renewed. Raises EngineDied, RedisAway, RunChanged, UnknownRun.
+    Its calls have threads of their own, so that they do not wait for inserts. Raises EngineDied, RedisAway, RunChanged,
+    UnknownRun.
     """
     threads = ThreadPoolExecutor(1 + len(buffers), thread_name_prefix="beat")
     call = partial(asyncio.get_running_loop().run_in_executor, threads)

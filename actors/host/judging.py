@@ -11,13 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import redis
-
 from slipstream.actors.host.join import fleet_of, is_over, process_name, run_config, wait_for_run
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import connect, connect_shards
+from slipstream.common.process.connection import connect
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
@@ -44,7 +42,7 @@ class JudgeSetup:
     """What a judge process works with, or an actor that judges."""
 
     name: str
-    buffers: Sequence[JudgeBuffer]  # one for each shard
+    buffer: JudgeBuffer
     parts: dict[str, Compared]  # by `Task.env`
     retry_s: float = RETRY_S
     interval: PollInterval = field(default_factory=PollInterval)
@@ -67,12 +65,12 @@ def judge(config: Config) -> int:
                 "(`url: actors`); start `slipstream actors` instead"
             )
         check_keys(all_parts, of_groups=True)
-    book_on(JudgeAccount(connect(config.redis.url, ending=shutdown.requested), run.run.name).add, all_parts.values())
+    client = connect(config.redis.url, ending=shutdown.requested)
+    book_on(JudgeAccount(client, run.run.name).add, all_parts.values())
     parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
-    shards = connect_shards(config.redis.url, run.redis.shards, ending=shutdown.requested)
     setup = JudgeSetup(
         name=f"judge-{process_name()}",
-        buffers=judge_buffers(shards, run, vocab_size=facts.vocab_size),
+        buffer=JudgeBuffer(client, run.run.name, run.replay, vocab_size=facts.vocab_size),
         parts=parts,
     )
     # Groups from before a resume with other rewards become ready without marks.
@@ -90,22 +88,12 @@ def judge(config: Config) -> int:
     return shutdown.exit_code
 
 
-def judge_buffers(shards: Sequence[redis.Redis], run: Config, *, vocab_size: int) -> list[JudgeBuffer]:
-    """The buffers whose groups are judged: one for each shard."""
-    return [
-        JudgeBuffer(client, run.run.name, run.replay, vocab_size=vocab_size, shard=shard)
-        for shard, client in enumerate(shards)
-    ]
-
-
 def any_waits(setup: JudgeSetup) -> bool:
     """Return whether a group waits for a judge. An actor's role may not read the books, so this leases one."""
-    for buffer in setup.buffers:
-        leased = buffer.lease(setup.name)
-        if leased is not None:
-            buffer.release(leased)
-            return True
-    return False
+    leased = setup.buffer.lease(setup.name)
+    if leased is not None:
+        setup.buffer.release(leased)
+    return leased is not None
 
 
 async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> None:
@@ -115,21 +103,21 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
     group ready. A group is given back if this ends or is cancelled before its verdict: no judging counts as failed,
     except one whose error ends this, as the death of an engine does. Raises RedisAway, and such an error.
     """
-    judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]] = {}
+    judging: dict[asyncio.Task[None], Judging] = {}
+    buffer = setup.buffer
     renewing = asyncio.create_task(_keep_renewing(setup, judging))
     oldest = 0  # allowed version of the group that was seen last: those after it are seldom older
     try:
         while not await asyncio.to_thread(is_done):
-            for buffer in setup.buffers:
-                while len(judging) < MAX_GROUPS and setup.may_judge(oldest):
-                    leased = await _leased(buffer, setup.name)
-                    if leased is None:
-                        break
-                    oldest = leased.ticket.min_policy_version
-                    if not setup.may_judge(oldest):
-                        await asyncio.to_thread(buffer.release, leased)
-                        break
-                    judging[asyncio.create_task(_judge(setup, buffer, leased))] = (buffer, leased)
+            while len(judging) < MAX_GROUPS and setup.may_judge(oldest):
+                leased = await _leased(buffer, setup.name)
+                if leased is None:
+                    break
+                oldest = leased.ticket.min_policy_version
+                if not setup.may_judge(oldest):
+                    await asyncio.to_thread(buffer.release, leased)
+                    break
+                judging[asyncio.create_task(_judge(setup, leased))] = leased
             await asyncio.sleep(setup.interval.seconds(POLL_S))
             for task in [task for task in judging if task.done()]:
                 if not task.cancelled():
@@ -141,7 +129,7 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
         for task in (renewing, *judging):
             task.cancel()
         await asyncio.gather(renewing, *judging, return_exceptions=True)
-        for task, (buffer, leased) in judging.items():
+        for task, leased in judging.items():
             error = None if task.cancelled() else task.exception()
             if error is not None and not isinstance(error, RedisAway):
                 # A group that kills its judges must not kill all of them.
@@ -161,17 +149,17 @@ async def _leased(buffer: JudgeBuffer, judge: str) -> Judging | None:
         raise
 
 
-async def _judge(setup: JudgeSetup, buffer: JudgeBuffer, leased: Judging) -> None:
+async def _judge(setup: JudgeSetup, leased: Judging) -> None:
     """Store a verdict on one group, or report that the judging failed."""
     group_id = leased.ticket.group_id
     try:
         verdict = await verdict_of(leased.trajectories, setup.parts.get(leased.ticket.task.env, []), judge=setup.name)
     except EnvError as error:
-        is_repeated = await asyncio.to_thread(buffer.fail, leased, wait_s=setup.retry_s, reason=str(error))
+        is_repeated = await asyncio.to_thread(setup.buffer.fail, leased, wait_s=setup.retry_s, reason=str(error))
         then = f"again in {setup.retry_s:g} s" if is_repeated else "for the last time: the group is dropped"
         log.warning("group %d could not be judged, %s: %s", group_id, then, error)
         return
-    result = await asyncio.to_thread(buffer.store, leased, verdict)
+    result = await asyncio.to_thread(setup.buffer.store, leased, verdict)
     log.info("group %d is judged: %s", group_id, result.value)
 
 
@@ -196,13 +184,12 @@ async def verdict_of(trajectories: Sequence[Trajectory], parts: Compared, *, jud
     return Verdict(judge=judge, members=members)
 
 
-async def _keep_renewing(setup: JudgeSetup, judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]]) -> None:
+async def _keep_renewing(setup: JudgeSetup, judging: dict[asyncio.Task[None], Judging]) -> None:
     """Renew the leases; end the work on groups whose lease was lost: another judge may have them already."""
     while True:
-        for buffer in setup.buffers:
-            mine = {task: leased for task, (of, leased) in judging.items() if of is buffer}
-            valid_ids = await asyncio.to_thread(buffer.renew, setup.name, list(mine.values())) if mine else set()
-            for task, leased in mine.items():
-                if leased.ticket.group_id not in valid_ids:
-                    task.cancel()
+        mine = dict(judging)
+        valid_ids = await asyncio.to_thread(setup.buffer.renew, setup.name, list(mine.values())) if mine else set()
+        for task, leased in mine.items():
+            if leased.ticket.group_id not in valid_ids:
+                task.cancel()
         await asyncio.sleep(setup.interval.seconds(RENEW_S))

@@ -64,21 +64,6 @@ class RunConfig:
 @dataclass(kw_only=True, slots=True)
 class RedisConfig:
     url: str = ""  # redis://host:port or another form of docs/running.md; empty: `slipstream up` starts a server
-    shards: list[str] = field(default_factory=list)  # more servers for groups, without passwords; '' is `url` again
-
-    def __post_init__(self) -> None:
-        require(
-            not any("@" in shard or "password=" in shard for shard in self.shards),
-            "redis.shards",
-            "URLs without user and password",
-            f"{len(self.shards)} URLs",
-            "user and password of redis.url are used for all",
-        )
-
-    @property
-    def num_shards(self) -> int:
-        """The number of servers, or of hash slots, over which groups are distributed."""
-        return 1 + len(self.shards)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -137,21 +122,6 @@ def check_sections(config: Config) -> None:
         "an episode records the kept set of every token",
     )
     _check_groups(config)
-    num_shards = config.redis.num_shards
-    require(
-        num_shards == 1 or not config.env.counts_visits,
-        "redis.shards",
-        "empty with a part run_novelty in env.rewards",
-        f"{num_shards - 1} more servers",
-        "each server would count the groups that it stores alone",
-    )
-    require(
-        replay.groups_per_step % num_shards == 0,
-        "replay.groups_per_step",
-        f"a multiple of {num_shards}",
-        replay.groups_per_step,
-        "a step takes the same number from each shard",
-    )
     require(
         learner.micro_batch_tokens >= config.model.max_tokens,
         "learner.micro_batch_tokens",

@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -32,24 +31,22 @@ class RedisUnreachable(ValueError):
     """No Redis server answers at the URL; the message says what to check."""
 
 
-def connect(
-    url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None, setting: str = "redis.url"
-) -> redis.Redis:
+def connect(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None) -> redis.Redis:
     """Return a client whose calls retry while Redis does not answer, and raise RedisAway after `patience_s`.
 
     The retries are logged. After `ending` is set, because the process was asked to end, calls retry for
     ENDING_PATIENCE_S at most. A retry may repeat a command whose reply was lost, so every write in Slipstream is
     idempotent by id. The password comes from the URL, from SLIPSTREAM_REDIS_PASSWORD or from the file in
     SLIPSTREAM_REDIS_PASSWORD_FILE; the last two keep it out of process lists and logs. Raises RedisUnreachable for a
-    malformed URL, which `setting` contains, and OSError if that file cannot be read.
+    malformed URL, and OSError if that file cannot be read.
     """
     patience = Patience(shown(url), limit_s=patience_s, ending=ending)
     try:
         return _client(url, patience)
     except TypeError as error:  # redis-py passes the options of the URL on as arguments
-        raise RedisUnreachable(f"`{setting}` {shown(url)} has a wrong option after `?`: {error}; remove it") from None
+        raise RedisUnreachable(f"`redis.url` {shown(url)} has a wrong option after `?`: {error}; remove it") from None
     except ValueError:  # its own message may contain a part of the password
-        raise RedisUnreachable(f"`{setting}` {NO_URL}, got {shown(url)!r}") from None
+        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
 
 
 def _client(url: str, patience: Patience) -> redis.Redis:
@@ -153,34 +150,14 @@ def _query_options(parts: SplitResult) -> dict[str, Any]:
     return dict(parse_url(f"redis://?{parts.query}"))  # type: ignore[no-untyped-call]
 
 
-def connect_shards(
-    url: str, shards: Sequence[str], *, patience_s: float = PATIENCE_S, ending: Flag | None = None
-) -> list[redis.Redis]:
-    """Return a client for `url` and one for each of `redis.shards`, with the user and the password of `url`.
-
-    A server that is named twice gets one client.
-    """
-    urls = _shard_urls(url, shards)
-    settings = dict.fromkeys(urls, "redis.shards") | {url: "redis.url"}
-    clients = {
-        each: connect(each, patience_s=patience_s, ending=ending, setting=setting) for each, setting in settings.items()
-    }
-    return [clients[each] for each in urls]
-
-
-def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
-    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
-    return [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
-
-
-def connect_or_explain(url: str, *, setting: str = "redis.url") -> redis.Redis:
+def connect_or_explain(url: str) -> redis.Redis:
     """Return a client of a server that answers now; see `connect`. Raises RedisUnreachable."""
     try:
-        _wait_for_answer(url, setting)
+        _wait_for_answer(url)
         return connect(url)
     except redis.AuthenticationError as error:
         raise RedisUnreachable(
-            f"`{setting}` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE} to the right one"
+            f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE} to the right one"
         ) from None
     except OSError as error:
         raise RedisUnreachable(
@@ -188,21 +165,14 @@ def connect_or_explain(url: str, *, setting: str = "redis.url") -> redis.Redis:
         ) from None
     except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
         raise RedisUnreachable(
-            f"`{setting}` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave "
-            "redis.url and redis.shards empty: `slipstream up` then starts one"
+            f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave "
+            "redis.url empty: `slipstream up` then starts one"
         ) from None
 
 
-def check_servers(url: str, shards: Sequence[str]) -> None:
-    """Raise RedisUnreachable unless every server of `redis.url` and `redis.shards` answers now."""
-    connect_or_explain(url).close()  # first: this also checks that the URL is well-formed
-    for shard in dict.fromkeys(_shard_urls(url, shards)[1:]):
-        connect_or_explain(shard, setting="redis.shards").close()
-
-
-def _wait_for_answer(url: str, setting: str) -> None:
+def _wait_for_answer(url: str) -> None:
     try:
-        with connect(url, patience_s=START_PATIENCE_S, setting=setting) as client:
+        with connect(url, patience_s=START_PATIENCE_S) as client:
             client.ping()
     except RedisAway as error:
         if not isinstance(error.__cause__, redis.BusyLoadingError):

@@ -1,14 +1,13 @@
-"""Rank 0's connections to the run: buffers of each stream and shard, fleet, bulletin, and this learner's epochs."""
+"""Rank 0's connections to the run: a buffer of each stream, fleet, bulletin, and this learner's epoch."""
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
 from slipstream.common.config.config import Config, dump_config
-from slipstream.common.process.connection import connect_shards
+from slipstream.common.process.connection import connect
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
@@ -23,26 +22,24 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
 from slipstream.replay.fleet.user_expiry import Revoker
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.run.server_shards import Epochs, Shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connections:
     """Rank 0's connections to the run."""
 
-    clients: Sequence[redis.Redis]  # of each shard
-    shards: Shards
+    client: redis.Redis
+    train: LearnerBuffer
     evaluation: LearnerBuffer
     fleet: Fleet
     bulletin: Bulletin
-    threads: list[Repertoire | Revoker]  # of each server
-    epochs: Epochs  # of each shard
-    epoch: int  # of the first shard; publishing checks it
+    threads: list[Repertoire | Revoker]
+    epoch: int  # that publishing checks
     model_files: list[ModelFile]  # that actors on other hosts pull
 
     def check_epochs(self) -> None:
         """Raise FencedOut if another learner has taken over the run."""
-        self.shards.settle(0)  # no group is claimed for step 0: this only compares the epochs
+        self.train.settle(0)  # no group is claimed for step 0: this only compares the epochs
 
     def give_up(self) -> None:
         """Set the run's state to FAILED, unless another learner has taken over: actors wait for another start."""
@@ -59,19 +56,17 @@ class Connections:
 def join(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
     """Become the run's learner before the model is loaded: actors load theirs meanwhile. Raises ConfigError."""
     folder = Path(config.model.path or run_dir.model)
-    client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     vocab_size = vocab_size_of(folder)
     # Actors pull whole weights as a version, but adapters need the folder's.
     files = model_files(folder, with_weights=config.model.lora.rank > 0)
     return join_run(
-        client,
+        connect(config.redis.url, ending=shutdown.requested),
         config,
         model_folder=folder,
         model_files=files,
         vocab_size=vocab_size,
         tokenizer_root=tokenizer_root(load_tokenizer(folder, config.model.template_arguments)),
         own_modules=own_modules(config.env),
-        further=further,
     )
 
 
@@ -84,26 +79,16 @@ def join_run(
     vocab_size: int,
     tokenizer_root: str,
     own_modules: dict[str, str],
-    further: Sequence[redis.Redis] = (),
 ) -> Connections:
-    """Become the run's learner: from now on older learners are fenced out, and actors may join.
-
-    `further` are the clients of `redis.shards`.
-    """
-    run_id, clients = config.run.name, [client, *further]
-    shards = Shards(
-        [
-            LearnerBuffer(each, run_id, config.replay, vocab_size=vocab_size, shard=shard)
-            for shard, each in enumerate(clients)
-        ]
-    )
+    """Become the run's learner: from now on older learners are fenced out, and actors may join."""
+    run_id = config.run.name
+    train = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size)
     evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
     fleet = Fleet(client, run_id)
-    servers = dict.fromkeys(clients)
-    threads: list[Repertoire | Revoker] = [*map(Repertoire, servers), *(Revoker(each, run_id) for each in servers)]
-    epochs = shards.acquire_epochs()
-    evaluation.adopt_epoch(epochs.epochs[0])
-    fleet.adopt_epoch(epochs.epochs[0])
+    threads: list[Repertoire | Revoker] = [Repertoire(client), Revoker(client, run_id)]
+    epoch = train.acquire_epoch()
+    evaluation.adopt_epoch(epoch)
+    fleet.adopt_epoch(epoch)
     # In this order: actors that wait after a learner failed read the facts as soon as the state is STARTING.
     fleet.describe_run(
         RunFacts(
@@ -118,13 +103,12 @@ def join_run(
     fleet.set_run_state(RunState.STARTING)
     fleet.report_step({})
     return Connections(
-        clients=clients,
-        shards=shards,
+        client=client,
+        train=train,
         evaluation=evaluation,
         fleet=fleet,
         bulletin=Bulletin(client, run_id),
         threads=threads,
-        epochs=epochs,
-        epoch=epochs.epochs[0],
+        epoch=epoch,
         model_files=model_files,
     )

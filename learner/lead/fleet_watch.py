@@ -44,7 +44,7 @@ class FleetWatch:
     ) -> None:
         """`steps` gives the records of the newest optimizer steps."""
         self.found: Diagnosis | None = None  # at the last look
-        self._observer = Observer(connections.clients, config)
+        self._observer = Observer(connections.client, config)
         self._started_at_s = started_at_s
         self._tokens_trained = tokens_trained
         self._steps = steps

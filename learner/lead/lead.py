@@ -21,12 +21,10 @@ from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.learner.lead.run_record import RunRecord
 from slipstream.learner.lead.tally import EvalDuring, load_highest_version, save_tally, tally_at
-from slipstream.learner.learner import Learner
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.slots import OwnRows
-from slipstream.learner.ranks.ranks import share
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
@@ -34,7 +32,6 @@ from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.replay.run.diagnosis import Diagnosis
-from slipstream.replay.run.server_shards import Epochs
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +68,8 @@ class Lead:
             if progress.step or run_dir.next_tally.exists():  # before these steps are settled: see `_settle`
                 save_tally(tally, run_dir.tally)
         # The weights contain what the steps up to the checkpoint claimed, and nothing that later steps claimed.
-        connections.shards.settle(progress.step)
-        num_reopened = connections.shards.reopen(progress.step)
+        connections.train.settle(progress.step)
+        num_reopened = connections.train.reopen(progress.step)
         if num_reopened:
             log.info("%d groups claimed by steps after %d are ready again", num_reopened, progress.step)
         self._connections = connections
@@ -99,14 +96,9 @@ class Lead:
         return self._record.watch.found
 
     @property
-    def shards(self) -> list[LearnerBuffer]:
-        """The training stream's buffers."""
-        return self._connections.shards.buffers
-
-    def buffers(self, shards: range, *, learner: Learner, shutdown: Shutdown) -> dict[int, LearnerBuffer]:
-        """The buffers of `shards` of the training stream; other ranks adopt their epochs. Collective."""
-        share(self._connections.epochs, Epochs, ranks=learner.ranks)
-        return {shard: self.shards[shard] for shard in shards}
+    def train(self) -> LearnerBuffer:
+        """The training stream's buffer."""
+        return self._connections.train
 
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` with a version above every published one, so that no version number is used twice."""
@@ -218,7 +210,7 @@ class Lead:
         """
         self._record.adopt_tally()
         try:
-            self._connections.shards.settle(step)
+            self._connections.train.settle(step)
         except RedisAway as error:
             log.warning("step %d is not settled yet; the next start will settle it: %s", step, error)
 

@@ -105,7 +105,7 @@ class RunRecord:
         self._census: Census | None = None  # the newest reading; how long it took, and when, by the monotonic clock
         self._reading_s = self._read_at = 0.0
         self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
-        self._reset_ledger(connections.shards.ledger())
+        self._reset_ledger(connections.train.ledger())
 
     def write_step(
         self,
@@ -119,7 +119,7 @@ class RunRecord:
     ) -> None:
         """Write the metrics of the step that followed `before`, and log one line."""
         metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
-        ledger, census = self._connections.shards.ledger(), self._fleet()
+        ledger, census = self._connections.train.ledger(), self._fleet()
         members = census.alive
         self._reset_ledger(ledger)
         add_produced(metrics, self.tally.recorded, ledger)
@@ -178,7 +178,7 @@ class RunRecord:
     def write_summary(self) -> None:
         """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""
         tally, wall_s = self.tally, time.time() - self._started_at_s
-        ledger, census = self._connections.shards.ledger(), self._connections.fleet.census()
+        ledger, census = self._connections.train.ledger(), self._connections.fleet.census()
         actors = [member for member in census.everyone if member.role == "actor"]
         newest = headline(newest_metrics(self._run_dir.metrics), until=self._last_full_step)
         summary = {

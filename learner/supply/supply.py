@@ -53,14 +53,13 @@ class Supply:
         config: Config,
         *,
         first_group_id: int,
-        every: int = 1,
         refusals: Refusals | None = None,
         found: Callable[[], Diagnosis | None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Group ids begin at `first_group_id` and increase by `every`; `sleep` is called to wait for actors.
+        """The first group id is `first_group_id`, or above every opened one; `sleep` is called to wait for actors.
 
-        `refusals` are those of the run's weights, and `found` is the state of the run; only rank 0 knows them.
+        `refusals` are those of the run's weights, and `found` is the state of the run.
         """
         self._found = found
         self._refusals = refusals
@@ -68,7 +67,6 @@ class Supply:
         self._buffer = buffer
         self._config = config
         self._next_group_id = first_group_id
-        self._every = every
         self._curriculum = Curriculum(config.env, seed=config.run.seed)
         self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
@@ -232,18 +230,17 @@ class Supply:
         useful = self._useful_share() if in_time and (replay.target_lag or self._in_order) else 1.0
         room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept), useful=useful)
         # A learner before this one opened these.
-        known = range(self._next_group_id, ledger.last_group_id + 1, self._every)
-        self._next_group_id += len(known) * self._every
+        self._next_group_id = max(self._next_group_id, ledger.last_group_id + 1)
         if room <= 0:
             return
-        ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
+        ids = range(self._next_group_id, self._next_group_id + room)
         oldest = max(0, published_version - replay.target_lag)
         has_its_groups = len(kept) + self._sure(ledger) >= self._num_candidates
         preferred = published_version if has_its_groups and not self._haste else oldest
         self._buffer.open(
             self._ticket(group_id, min_policy_version=oldest, preferred_policy_version=preferred) for group_id in ids
         )
-        self._next_group_id += room * self._every
+        self._next_group_id += room
 
     def _ticket(self, group_id: int, *, min_policy_version: int, preferred_policy_version: int) -> Ticket:
         task = self._curriculum.choose(group_id)

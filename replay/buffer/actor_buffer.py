@@ -20,7 +20,7 @@ from slipstream.replay.buffer.verbs import ACTORS, Verbs
 from slipstream.replay.buffer.visits import visits_of
 from slipstream.replay.records.failures import DIED_TWICE, failed_attempt
 from slipstream.replay.records.forks import awaited
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult, Lease, Ticket, decode_ticket
 
 STORED = -1  # stands for the next attempt in the reply of `lease`
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class ActorBuffer:
-    """One stream of groups of one run, or a shard of it, for an actor. Threads may share it."""
+    """One stream of groups of one run, for an actor. Threads may share it."""
 
     def __init__(
         self,
@@ -40,13 +40,12 @@ class ActorBuffer:
         *,
         vocab_size: int,
         stream: str = "train",
-        shard: int = 0,
         counts_visits: bool = False,
     ) -> None:
         """With `counts_visits`, the states of each stored episode are counted: see `visits`."""
         self._counts_visits = counts_visits
         self._lease_ttl_s = replay.lease_ttl_s
-        self._base = key(shard_name(run_id, shard), stream)
+        self._base = key(run_id, stream)
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, ACTORS)
 

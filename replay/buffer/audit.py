@@ -1,7 +1,6 @@
 """The audit: counts everything that is stored and compares it with the books."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import redis
 
 from slipstream.replay.buffer.payloads import strays
 from slipstream.replay.records import scripts
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import STATES, Ledger, ledger_of
 
 LOST = -2  # the reply of PTTL for a missing key
@@ -62,16 +61,6 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     return wrong + [
         f"{name.decode(errors='replace')} belongs to no group" for name in strays(client, base, known=known)
     ]
-
-
-def audit_shards(clients: Sequence[redis.Redis], run_id: str, *, stream: str = "train") -> list[str]:
-    """The audit of every shard of a stream; each line names its shard if there is more than one."""
-    found = [
-        (shard, line)
-        for shard, client in enumerate(clients)
-        for line in audit(client, shard_name(run_id, shard), stream=stream)
-    ]
-    return [line if len(clients) == 1 else f"shard {shard}: {line}" for shard, line in found]
 
 
 def _stored_groups(base: str, rows: list[Any]) -> tuple[list[StoredGroup], list[str]]:

@@ -17,7 +17,7 @@ from slipstream.common.records.trajectory import Outcome, Trajectory
 from slipstream.replay.buffer.payloads import Entry, Payloads
 from slipstream.replay.buffer.verbs import JUDGES, Verbs
 from slipstream.replay.records.failures import failed_attempt
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult, Ticket, Verdict, decode_ticket
 
 JUDGE_FAILED = "judge_failed"  # the outcome of a judging that failed, and the reason of a drop
@@ -35,13 +35,11 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class JudgeBuffer:
-    """The training groups of one run, or a shard of them, for a judge. Threads may share it."""
+    """The training groups of one run, for a judge. Threads may share it."""
 
-    def __init__(
-        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, shard: int = 0
-    ) -> None:
+    def __init__(self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int) -> None:
         self._ttl_ms = round(1000 * replay.lease_ttl_s)
-        self._base = key(shard_name(run_id, shard), "train")
+        self._base = key(run_id, "train")
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, JUDGES)
 

@@ -18,7 +18,7 @@ from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, Tra
 from slipstream.replay.buffer.payloads import Entry, LostPayload, Payloads, Unusable, sender_of
 from slipstream.replay.buffer.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verbs, in_batches
 from slipstream.replay.records.failures import Failure, Quarantined, cut_reason, read_failures
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger, ledger_of
 from slipstream.replay.records.ticket import Group, Ticket, Verdict, decode_ticket, with_verdict
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class LearnerBuffer:
-    """One stream of groups of one run, or a shard of it, for the run's learner. Threads may share it."""
+    """One stream of groups of one run, for the run's learner. Threads may share it."""
 
     def __init__(
         self,
@@ -39,11 +39,10 @@ class LearnerBuffer:
         *,
         vocab_size: int,
         stream: str = "train",
-        shard: int = 0,
     ) -> None:
         self._client = client
         self._max_attempts = replay.max_attempts
-        self._base = key(shard_name(run_id, shard), stream)
+        self._base = key(run_id, stream)
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, LEARNERS)
         self._num_claims = 0

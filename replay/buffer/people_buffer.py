@@ -10,14 +10,14 @@ import redis
 
 from slipstream.replay.buffer.verbs import PEOPLES, Verbs, in_batches
 from slipstream.replay.records.failures import Quarantined, cut_reason
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 
 
 class PeopleBuffer:
-    """One stream of groups of one run, or a shard of it, for people. They need no epoch, and fence out no learner."""
+    """One stream of groups of one run, for people. They need no epoch, and fence out no learner."""
 
-    def __init__(self, client: redis.Redis, run_id: str, *, stream: str = "train", shard: int = 0) -> None:
-        self._verbs = Verbs(client, run_id, key(shard_name(run_id, shard), stream), PEOPLES)
+    def __init__(self, client: redis.Redis, run_id: str, *, stream: str = "train") -> None:
+        self._verbs = Verbs(client, run_id, key(run_id, stream), PEOPLES)
 
     def quarantine(self, group_id: int, reason: str) -> bool:
         """Set a group aside unchanged, in any state, and return whether it is quarantined now. Its lease is lost.

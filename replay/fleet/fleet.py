@@ -35,7 +35,7 @@ MAX_WANTED = 4096  # actors of one host
 MAX_COUNT = 1 << 53
 NO_EPOCH = 1 << 53  # of a process that is no learner: above every epoch
 BATCH_MEMBERS = 1000  # records that one request reads
-PLAYED_SECTIONS = ("model", "env", "sampling", "replay", "redis")  # of the configuration: what actors go by
+PLAYED_SECTIONS = ("model", "env", "sampling", "replay")  # of the configuration: what actors go by
 
 log = logging.getLogger(__name__)
 

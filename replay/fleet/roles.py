@@ -9,7 +9,7 @@ import enum
 import hashlib
 
 from slipstream.replay.fleet.fleet import RUNS_KEY
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 
 STREAMS = ("train", "eval")
 
@@ -56,15 +56,13 @@ def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
     """The rules of the user for `ACL SETUSER` or an ACL file of Redis 6.2, with only the hash of the password."""
     rules = ["reset", "on", "#" + hashlib.sha256(password.encode()).hexdigest()]
     everyones = [f"+{name}" for name in _EVERYONES_COMMANDS]
-    names = (run_id, shard_name(run_id, 1)[:-1] + "*")  # the first shard, and all others
-    everything = ["~" + RUNS_KEY, *("~" + key(name, "*") for name in names)]
+    everything = ["~" + RUNS_KEY, "~" + key(run_id, "*")]
     match role:
         case Role.LEARNER:
             further = ["+script|load", "+script|exists", "+multi", "+exec"]
             return [*rules, *everything, "+@read", "+@write", "-@dangerous", *everyones, *further]
         case Role.ACTOR:
-            streams = [key(name, stream) for name in names for stream in STREAMS]
-            keys = [stream + part for stream in streams for part in _ACTORS_STREAM_KEYS]
+            keys = [key(run_id, stream) + part for stream in STREAMS for part in _ACTORS_STREAM_KEYS]
             keys += [key(run_id, part) for part in _ACTORS_RUN_KEYS]
             may = [*(f"~{name}" for name in keys), *(f"+{name}" for name in _ACTORS_COMMANDS)]
             return [*rules, *may, *everyones]

@@ -1,4 +1,4 @@
-"""The names of a run's keys in Redis. Each shard has one hash tag, so that a cluster keeps it in one slot."""
+"""The names of a run's keys in Redis."""
 
 
 class FencedOut(RuntimeError):
@@ -16,11 +16,6 @@ class BooksDamaged(RuntimeError):
 def key(run_id: str, *parts: str | int) -> str:
     """`slipstream:{run}:part:part`."""
     return ":".join([f"slipstream:{{{run_id}}}", *map(str, parts)])
-
-
-def shard_name(run_id: str, shard: int) -> str:
-    """The run's part of a shard's keys: its name for the first shard, `name#shard` for others; no name has a '#'."""
-    return run_id if shard == 0 else f"{run_id}#{shard}"
 
 
 def epoch_key(run_id: str) -> str:

@@ -114,7 +114,7 @@ _ONE_COUNTER = {
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
-    """The books of all shards of a stream together: sums, and the highest group id."""
+    """The books of several streams together: sums, and the highest group id."""
     first, *others = ledgers
     fields = dataclasses.asdict(first)
     for other in others:

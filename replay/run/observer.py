@@ -14,10 +14,9 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.fleet.roles import STREAMS
 from slipstream.replay.records.failures import read_failures
-from slipstream.replay.records.keys import key, shard_name
-from slipstream.replay.records.ledger import Ledger, total
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ledger import Ledger, read_ledger, total
 from slipstream.replay.run.diagnosis import NUM_STEPS, Facts, is_error
-from slipstream.replay.run.server_shards import read_shards
 
 WINDOW_S = 60.0  # what happened before is no longer judged
 TAIL_BYTES = 1 << 16  # of a log, enough for its last error, also where a traceback of vLLM follows
@@ -32,19 +31,19 @@ class Observer:
 
     def __init__(
         self,
-        shards: Sequence[redis.Redis],
+        client: redis.Redis,
         config: Config,
         *,
         log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it."""
+        """`log` is the learner's, if this machine has it."""
         self._clock = clock
         self._log = log
-        self._shards = shards
+        self._client = client
         self._config = config
-        self._fleet = Fleet(shards[0], config.run.name)
-        self._bulletin = Bulletin(shards[0], config.run.name)
+        self._fleet = Fleet(client, config.run.name)
+        self._bulletin = Bulletin(client, config.run.name)
         self._readings = deque[tuple[float, Ledger]]()
         self._streams: tuple[str, ...] = ()
         self._has_seen_actors = False
@@ -57,12 +56,9 @@ class Observer:
             self._readings.clear()
             self._streams = streams
         run_id = self._config.run.name
-        ledger = total(read_shards(self._shards, run_id, stream=stream) for stream in streams)
+        ledger = total(read_ledger(self._client, run_id, stream=stream) for stream in streams)
         failures = [
-            failure
-            for stream in reversed(streams)
-            for index, client in enumerate(self._shards)
-            for failure in read_failures(client, key(shard_name(run_id, index), stream))
+            failure for stream in reversed(streams) for failure in read_failures(self._client, key(run_id, stream))
         ]
         census = self._fleet.census()
         has_actors = any(member.role == "actor" for member in census.alive)

@@ -13,7 +13,6 @@ from slipstream.common.process.run_state import Standing, standing
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
 from slipstream.replay.run.archive import Archive
-from slipstream.replay.run.server_shards import read_shards
 from slipstream.replay.server.redis_server import Server
 from tests.learner.checkpoint.test_checkpoint_kill import weights
 from tests.processes import GUESS, Process, Run, nothing_runs
@@ -145,11 +144,11 @@ def refusal(run: Run, name: str, *settings: str) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_run_of_two_ranks_trains_again_to_the_same_bits(redis_server: Server, run_id: str, tmp_path: Path) -> None:
-    settings = [*SETTINGS, "learner.ranks=2", "redis.shards=['']", "learner.steps=4"]  # each rank claims from a shard
+    settings = [*SETTINGS, "learner.ranks=2", "learner.steps=4"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         it_stops_before_a_step_that_it_cannot_archive(run)
         assert [process.wait() for process in (run.start_learner(), run.start_actor("actor"))] == [0, 0]
-        assert read_shards([run.client] * 2, run_id).trained == 4 * archive_of(run).last_step == 16
+        assert run.ledger().trained == 4 * archive_of(run).last_step == 16
         again = run.start_rerun("again")
         assert again.wait() == 0, again.last_words()
         assert f"identical to {run.dir.trained_model}" in again.said()

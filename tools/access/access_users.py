@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from slipstream.common.config.config import Config, RunConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import check_servers, connect_shards
+from slipstream.common.process.connection import connect_or_explain
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
 from slipstream.replay.fleet.user_expiry import CHECK_EVERY_S, expiry_rules, revoke_expired
 from slipstream.tools.access.access_options import UsersOptions
@@ -47,14 +47,12 @@ def users(config: Config, *, runs: Sequence[str], options: UsersOptions) -> int:
 
 def _enforce(config: Config, runs: Sequence[str]) -> int:
     """Revoke the users of the runs as their end dates pass, until a signal; print each one."""
-    url, shards = config.redis.url, config.redis.shards
-    if not url:
+    if not config.redis.url:
         raise ConfigError("`redis.url` is empty; give the server with an administrator's user, as redis://USER@HOST")
-    check_servers(url, shards)
-    clients = list(dict.fromkeys(connect_shards(url, shards)))
+    client = connect_or_explain(config.redis.url)
     print(f"revoking users of {', '.join(runs)} whose end date has passed, every {CHECK_EVERY_S:.0f} s", flush=True)
     while True:
-        for client, run_id in itertools.product(clients, runs):
+        for run_id in runs:
             try:
                 for name in revoke_expired(client, run_id):
                     print(f"revoked {name}", flush=True)

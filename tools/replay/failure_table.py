@@ -7,22 +7,20 @@ import msgspec
 from slipstream.common.config.config import Config
 from slipstream.replay.records.failures import Failure, Quarantined, read_failures, read_quarantined
 from slipstream.replay.records.keys import key
-from slipstream.tools.see.run_client import shards_of
+from slipstream.tools.see.run_client import client_of
 from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows
 
 
 def failures(config: Config, *, limit: int, stream: str, as_json: bool) -> int:
-    """List the last attempts that failed because of an environment or the infrastructure, newest first per shard."""
-    shards = shards_of(config, stream=stream)
-    found = [failure for shard in shards for failure in read_failures(shard.client, key(shard.name, stream))]
+    """List the last attempts that failed because of an environment or the infrastructure, newest first."""
+    found = read_failures(client_of(config), key(config.run.name, stream))
     return _list(Failure, found[:limit], as_json=as_json)
 
 
 def quarantined(config: Config, *, limit: int, stream: str, as_json: bool) -> int:
-    """List the quarantined groups, newest first per shard."""
-    shards = shards_of(config, stream=stream)
-    found = [group for shard in shards for group in read_quarantined(shard.client, key(shard.name, stream))]
+    """List the quarantined groups, newest first."""
+    found = read_quarantined(client_of(config), key(config.run.name, stream))
     return _list(Quarantined, found[:limit], as_json=as_json)
 
 

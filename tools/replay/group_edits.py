@@ -1,10 +1,12 @@
 """`slipstream replay quarantine`, `requeue` and `repair`: change the groups of a run's buffer."""
 
+import redis
+
 from slipstream.common.config.config import Config
 from slipstream.common.process.printable import printable
 from slipstream.replay.buffer.listing import find_group
 from slipstream.replay.buffer.people_buffer import PeopleBuffer
-from slipstream.tools.see.run_client import Shard, shard_of, shards_of
+from slipstream.tools.see.run_client import client_of
 from slipstream.tools.terminal.output_lines import json_line
 
 WHY_NOT = {
@@ -19,30 +21,30 @@ WHY_NOT = {
 def quarantine(config: Config, *, numbers: list[int], reason: str, stream: str, as_json: bool) -> int:
     """Quarantine a group for `reason`; return 0, or 1 if its state does not allow it."""
     [group_id] = numbers
-    shard = shard_of(shards_of(config, stream=stream), group_id)
-    before = _state(shard, group_id, stream)
-    done = before in ("queued", "leased", "ready") and _buffer_of(shard, config, stream).quarantine(group_id, reason)
-    _report(group_id, before, _state(shard, group_id, stream), done=done, as_json=as_json)
+    client, run_id = client_of(config), config.run.name
+    before = _state(client, run_id, group_id, stream)
+    buffer = PeopleBuffer(client, run_id, stream=stream)
+    done = before in ("queued", "leased", "ready") and buffer.quarantine(group_id, reason)
+    _report(group_id, before, _state(client, run_id, group_id, stream), done=done, as_json=as_json)
     return 0 if done else 1
 
 
 def requeue(config: Config, *, numbers: list[int], stream: str, as_json: bool) -> int:
     """Queue each group again and drop what it has stored; return 0, or 1 if the state of a group does not allow it."""
-    shards, num_requeued = shards_of(config, stream=stream), 0
+    client, run_id, num_requeued = client_of(config), config.run.name, 0
+    buffer = PeopleBuffer(client, run_id, stream=stream)
     for group_id in numbers:
-        shard = shard_of(shards, group_id)
-        before = _state(shard, group_id, stream)
-        done = _buffer_of(shard, config, stream).requeue([group_id])
-        _report(group_id, before, _state(shard, group_id, stream), done=bool(done), as_json=as_json)
+        before = _state(client, run_id, group_id, stream)
+        done = buffer.requeue([group_id])
+        _report(group_id, before, _state(client, run_id, group_id, stream), done=bool(done), as_json=as_json)
         num_requeued += done
     return 0 if num_requeued == len(numbers) else 1
 
 
 def repair(config: Config, *, stream: str, as_json: bool) -> int:
-    """Make the ledger of every shard agree with what is stored; print each repair."""
-    for shard in shards_of(config, stream=stream):
-        for line in _buffer_of(shard, config, stream).repair("requested by a user"):
-            print(json_line({"shard": shard.index, "done": line}) if as_json else printable(line))
+    """Make the ledger agree with what is stored; print each repair."""
+    for line in PeopleBuffer(client_of(config), config.run.name, stream=stream).repair("requested by a user"):
+        print(json_line({"done": line}) if as_json else printable(line))
     return 0
 
 
@@ -55,10 +57,6 @@ def _report(group_id: int, before: str | None, after: str | None, *, done: bool,
         print(f"group {group_id}: not changed: {WHY_NOT.get(after, 'its state changed meanwhile; try again')}")
 
 
-def _state(shard: Shard, group_id: int, stream: str) -> str | None:
-    found = find_group(shard.client, shard.name, group_id, stream=stream)
+def _state(client: redis.Redis, run_id: str, group_id: int, stream: str) -> str | None:
+    found = find_group(client, run_id, group_id, stream=stream)
     return found.state if found else None
-
-
-def _buffer_of(shard: Shard, config: Config, stream: str) -> PeopleBuffer:
-    return PeopleBuffer(shard.client, config.run.name, stream=stream, shard=shard.index)

@@ -7,7 +7,7 @@ from slipstream.common.config.config import Config
 from slipstream.replay.buffer.listing import ListedGroup, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.ledger import STATES
-from slipstream.tools.see.run_client import shards_of
+from slipstream.tools.see.run_client import client_of
 from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows
 
@@ -42,12 +42,11 @@ def groups(
             and (version is None or group.newest_policy_version == version)
         )
 
-    shards = shards_of(config, stream=stream)
-    latest = Bulletin(shards[0].client, config.run.name).latest()
+    client = client_of(config)
+    latest = Bulletin(client, config.run.name).latest()
     published_version = latest.manifest.policy_version if latest else None
     states = [state] if state else STATES
-    lists = (list_groups(shard.client, shard.name, states=states, stream=stream) for shard in shards)
-    found = filter(is_wanted, itertools.chain.from_iterable(lists))
+    found = filter(is_wanted, list_groups(client, config.run.name, states=states, stream=stream))
     shown = [group_facts(group, published_version) for group in itertools.islice(found, limit)]
     if as_json:
         return print_json(shown)

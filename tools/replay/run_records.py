@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import redis
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.model_config import ModelConfig
@@ -25,7 +26,7 @@ from slipstream.replay.records.ledger import STATES
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.prepare import load_tokenizer, model_folder
-from slipstream.tools.see.run_client import Shard, shard_of, shards_of
+from slipstream.tools.see.run_client import client_of
 from slipstream.tools.see.run_files import ANY_TOKEN, MAX_GROUP_BYTES
 
 
@@ -65,9 +66,9 @@ class RunRecords:
         self._stream = stream
         self._run_dir = RunDir(config.run.root, config.run.name)
         self._archive = Archive(self._run_dir.trajectories, config.run.name)
-        self._shards: list[Shard] = []
+        self._client: redis.Redis | None = None
         try:
-            self._shards = shards_of(config, stream=stream)
+            self._client = client_of(config)
         except (ConfigError, RedisUnreachable, UnknownRun):
             if not self._archived_steps():
                 raise
@@ -79,10 +80,9 @@ class RunRecords:
 
     def group(self, group_id: int) -> RecordedGroup:
         """One group. Raises NotRecorded."""
-        if self._shards:
-            shard = shard_of(self._shards, group_id)
-            found = find_group(shard.client, shard.name, group_id, stream=self._stream)
-            held = self._read(shard, found) if found else None
+        if self._client:
+            found = find_group(self._client, self._config.run.name, group_id, stream=self._stream)
+            held = self._read(self._client, found) if found else None
             if held:
                 return held
         step = self._last_step_with(group_id)
@@ -98,22 +98,18 @@ class RunRecords:
         """The groups that `step` was trained on. Raises NotRecorded."""
         if step in self._archived_steps():
             return read_archived(self._archive, step)
-        used = (self._read(shard, group) for shard, group in self._listed(["claimed", "ready"]) if step in group.uses)
-        readable = [group for group in used if group and group.trajectories]
+        readable = [group for group in self._held(["claimed", "ready"], step=step) if group.trajectories]
         if readable:
             return RecordedStep(step=step, policy_version=None, resumptions=(), groups=readable)
         raise NotRecorded(f"step {step} of {self._config.run.name} is not recorded: {self._looked()}")
 
     def held(self, states: Collection[str]) -> Iterator[RecordedGroup]:
         """Yield the groups in Redis that are in `states` and have a trajectory."""
-        if not self._shards:
+        if not self._client:
             raise NotRecorded(
                 f"no server answers for {self._config.run.name}; export from its archive with --steps A:B"
             )
-        for shard, group in self._listed(states):
-            held = self._read(shard, group) if group.members else None
-            if held:
-                yield held
+        yield from self._held(states)
 
     def everything(self) -> Iterator[RecordedGroup]:
         """Yield every group once: those in the archive by their first step, then the others in Redis."""
@@ -123,7 +119,7 @@ class RunRecords:
                 if group.ticket.group_id not in seen:
                     seen.add(group.ticket.group_id)
                     yield group
-        if self._shards or not seen:
+        if self._client or not seen:
             yield from (group for group in self.held(STATES) if group.ticket.group_id not in seen)
 
     def archived(self, first: int, last: int) -> Iterator[RecordedGroup]:
@@ -134,16 +130,19 @@ class RunRecords:
         for step in steps:
             yield from read_archived(self._archive, step).groups
 
-    def _listed(self, states: Collection[str]) -> Iterator[tuple[Shard, ListedGroup]]:
-        for shard in self._shards:
-            for group in list_groups(shard.client, shard.name, states=states, stream=self._stream):
-                yield shard, group
+    def _held(self, states: Collection[str], *, step: int | None = None) -> Iterator[RecordedGroup]:
+        """The groups in Redis that are in `states` and have a member; with `step`, those that it was trained on."""
+        if self._client is None:
+            return
+        for group in list_groups(self._client, self._config.run.name, states=states, stream=self._stream):
+            if group.members and (step is None or step in group.uses) and (held := self._read(self._client, group)):
+                yield held
 
-    def _read(self, shard: Shard, listed: ListedGroup) -> RecordedGroup | None:
+    def _read(self, client: redis.Redis, listed: ListedGroup) -> RecordedGroup | None:
         """The group with its readable trajectories; None if it has left Redis meanwhile."""
-        client, trajectories, unreadable = shard.client, {}, {}
-        frames = payloads(client, shard.name, listed, stream=self._stream)
-        if None in frames.values() and not find_group(client, shard.name, listed.group_id, stream=self._stream):
+        run_id, trajectories, unreadable = self._config.run.name, {}, {}
+        frames = payloads(client, run_id, listed, stream=self._stream)
+        if None in frames.values() and not find_group(client, run_id, listed.group_id, stream=self._stream):
             return None
         for member, frame in frames.items():
             if frame is None:
@@ -174,14 +173,14 @@ class RunRecords:
     def _looked(self) -> str:
         """The places that were searched, for an error."""
         steps = self._archived_steps()
-        server = "it is not in Redis" if self._shards else "no server answers"
+        server = "it is not in Redis" if self._client else "no server answers"
         there = f"has steps {steps[0]} to {steps[-1]}" if steps else "is empty"
         return f"{server}, and the archive {self._run_dir.trajectories} {there}"
 
     def _model_folder(self) -> Path:
         folder = model_folder(self._config, self._run_dir)
-        if self._shards and not (folder / "tokenizer_config.json").is_file():
-            folder = Path(Fleet(self._shards[0].client, self._config.run.name).run_facts().model_path)
+        if self._client and not (folder / "tokenizer_config.json").is_file():
+            folder = Path(Fleet(self._client, self._config.run.name).run_facts().model_path)
         return folder
 
 

@@ -13,7 +13,7 @@ import redis
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import RedisUnreachable, connect_or_explain, connect_shards
+from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
@@ -157,8 +157,7 @@ def _run(config: Config) -> str:
 
 def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
     """The diagnosis of a run whose processes are alive."""
-    clients = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    observer = Observer(clients, config, log=run_dir.log("learner"))
+    observer = Observer(connect(config.redis.url, patience_s=0), config, log=run_dir.log("learner"))
     records = newest_metrics(run_dir.metrics)
     return diagnose(observer.facts([record for record in records if "trained/reward" in record]))
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from slipstream.common.config.config import Config
 from slipstream.common.config.learner_config import LearnerConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import check_servers
+from slipstream.common.process.connection import connect_or_explain
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir
@@ -78,7 +78,7 @@ def _learn(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
 
 def _prepare(config: Config, run_dir: RunDir) -> None:
     check_input(config)
-    check_servers(config.redis.url, config.redis.shards)
+    connect_or_explain(config.redis.url).close()
     from slipstream.tools.run.prepare import prepare  # it imports transformers
 
     prepare(config)

@@ -18,7 +18,7 @@ from rich.live import Live
 
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect, connect_or_explain
 from slipstream.common.process.headline import headline
 from slipstream.common.process.metrics import MetricsFile, newest_metrics
 from slipstream.common.process.output import write_whole
@@ -126,7 +126,7 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
 def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
     """Start a Redis server for the run and write its URL into `config`; yield None if the user runs one already."""
     if config.redis.url and password_of(run_dir.redis, config.redis.url) is None:
-        check_servers(config.redis.url, config.redis.shards)
+        connect_or_explain(config.redis.url).close()
         yield None
         return
     version = version_of(find_executable())
@@ -261,8 +261,8 @@ def _watch(
     """Show progress until the learner is done or a signal asks to stop; return a child that cannot be restarted."""
     learner, actors, server = processes.learner, processes.actors, processes.server
     # Without retries: this loop restarts a server that has ended.
-    shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    view, observer = View(shards, run_dir, config), Observer(shards, config, log=run_dir.log("learner"))
+    client = connect(config.redis.url, patience_s=0)
+    view, observer = View(client, run_dir, config), Observer(client, config, log=run_dir.log("learner"))
     reporter = LineReporter(console, run_dir, observer)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():

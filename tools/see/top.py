@@ -11,7 +11,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.common.process.shutdown import Flag, Shutdown
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
-from slipstream.tools.see.run_client import clients_of
+from slipstream.tools.see.run_client import client_of
 from slipstream.tools.see.runs import COLUMNS, row_of, trains_alone
 from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.top_options import TopOptions
@@ -73,7 +73,7 @@ def view_once_described(config: Config, run_dir: RunDir, interrupted: Flag) -> V
 
 def _view(config: Config, run_dir: RunDir) -> View:
     """Raises ConfigError, RedisUnreachable, UnknownRun."""
-    clients = clients_of(config, patience_s=0)
-    run = run_config(Fleet(clients[0], config.run.name).run_facts())
+    client = client_of(config, patience_s=0)
+    run = run_config(Fleet(client, config.run.name).run_facts())
     run.run.name = config.run.name
-    return View(clients, run_dir, run)
+    return View(client, run_dir, run)

@@ -30,10 +30,9 @@ NUM_PACE_STEPS = 20  # the newest steps, whose pace tells the time that is left
 class View:
     """Renders a run from its metrics file and its Redis."""
 
-    def __init__(self, shards: Sequence[redis.Redis], run_dir: RunDir, config: Config) -> None:
-        """`shards` are clients of the run's Redis servers."""
-        self._observer = Observer(shards, config, log=run_dir.log("learner"))
-        self._bulletin = Bulletin(shards[0], config.run.name)
+    def __init__(self, client: redis.Redis, run_dir: RunDir, config: Config) -> None:
+        self._observer = Observer(client, config, log=run_dir.log("learner"))
+        self._bulletin = Bulletin(client, config.run.name)
         self._metrics = MetricsFile(run_dir.metrics)
         self._config = config
 

@@ -59,7 +59,7 @@ class Tally:
             requests_per_s=requests_per_s(
                 round(num_actors),
                 num_free=statistics.fmean(self.free_actors),
-                episodes_per_s=self.num_episodes / lasted_s / config.redis.num_shards,
+                episodes_per_s=self.num_episodes / lasted_s,
             ),
         )
 

@@ -57,7 +57,7 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
 def limit_of(outcome: Outcome, facts: Calibration, *, num_actors: int) -> str:
     """What limits the run, and the setting that changes it."""
     if outcome.requests_per_s > MANY_REQUESTS_PER_S:
-        return f"Redis, at {outcome.requests_per_s:,.0f} requests/s; use redis.shards"
+        return f"Redis, at {outcome.requests_per_s:,.0f} requests/s; use fewer actors"
     if 0 < facts.num_cores < num_actors + outcome.learner_busy:
         return f"the {facts.num_cores} cores that learner and engines share; use other hosts"
     if outcome.learner_busy > BUSY:

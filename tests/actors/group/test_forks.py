@@ -300,8 +300,7 @@ AGENT = ["env.name=agent", "env.options.agent=tests.envhub.agents:chats", "warm_
 @pytest.mark.parametrize("trees", [TREE, MCTS])
 def test_trees_are_accepted_with_their_advantage(trees: list[str]) -> None:
     check_objective(load_config(None, trees))
-    shards = "redis.shards=['redis://localhost:1']"
-    check_objective(load_config(None, [*trees, "objective.normalisation=constant", "replay.target_lag=0", shards]))
+    check_objective(load_config(None, [*trees, "objective.normalisation=constant", "replay.target_lag=0"]))
 
 
 @pytest.mark.parametrize(

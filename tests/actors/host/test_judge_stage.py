@@ -49,7 +49,7 @@ def server() -> Iterator[ScriptedJudge]:
 
 def setup_of(buffer: Views, rewards: dict[str, Any], name: str = "j") -> JudgeSetup:
     parts = {"shop": group_parts(parts_of("env.rewards", rewards))}
-    return JudgeSetup(name=name, buffers=[buffer.judge], parts=parts, retry_s=0.0)
+    return JudgeSetup(name=name, buffer=buffer.judge, parts=parts, retry_s=0.0)
 
 
 def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:

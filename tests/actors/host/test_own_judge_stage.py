@@ -110,7 +110,7 @@ class Scene:
         judge_by(own, parts.parts)
         book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
         buffers = {"eval": self.evaluations.actor, "train": self.buffer.actor}
-        judged: dict[str, Any] = {"buffers": buffers, "judge_buffers": [self.buffer.judge]}
+        judged: dict[str, Any] = {"buffers": buffers, "judge_buffer": self.buffer.judge}
         self.actor.setup = setup
         self.acting = asyncio.create_task(acting(self.actor, self.buffer, self._client, shutdown, **judged))
         yield

@@ -31,7 +31,6 @@ def facts_of(*settings: str) -> RunFacts:
 
 PLAYED_BY = ["run.seed=5", "model.max_tokens=77", "env.max_turns=3", "env.options={profile: full}"]
 PLAYED_BY += ["sampling.max_turn_tokens=9", "sampling.temperature=0.5", "replay.lease_ttl_s=99"]
-PLAYED_BY += ["redis.shards=[redis://other:6379]"]
 OTHERS = ["run.root=/elsewhere", "learner.steps=9", "learner.ranks=2", "optim.lr=1.0", "objective.clip_high=0.3"]
 OTHERS += ["eval.every=7", "actors.count=3", "weights.host=10.0.0.9", "warm_start.episodes=3"]
 

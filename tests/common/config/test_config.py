@@ -231,7 +231,7 @@ def test_a_file_that_is_not_there_is_named() -> None:
         ("env: {rewards: [short]}", "`env.rewards` must be a mapping of keys, got ['short']; correct it (in "),
         ("env: {mixture: [a]}", "`env.mixture` must be a mapping of keys, got ['a']"),
         ("run: [a]", "`run` must be a mapping of keys, got ['a']"),
-        ("redis: {shards: {a: 1}}", "`redis.shards` must be a list, got {'a': 1}"),
+        ("actors: {devices: {a: 1}}", "`actors.devices` must be a list, got {'a': 1}"),
         ("model.lora.rank: 4", "`model.lora.rank` is written in a file as `model: {lora: {rank: ...}}`; nest it so"),
         ("launch: {cpus: 4}", "`launch` is no section: its keys are options of a verb; use `slipstream launch --help`"),
     ],

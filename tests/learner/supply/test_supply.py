@@ -14,12 +14,11 @@ from slipstream.common.records.trajectory import Fork, Outcome
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.supply.curriculum import task_index
-from slipstream.learner.supply.supplies import Supplies, merged
 from slipstream.learner.supply.supply import Supply, SupplyDried
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Lease
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
-from tests.replay.records.attempts import Views, earning, group_earning, ids, leased, make_buffer, verdict_on
+from tests.replay.records.attempts import Views, earning, ids, leased, make_buffer, verdict_on
 
 
 def config(*overrides: str) -> Config:
@@ -95,13 +94,13 @@ def test_what_was_reopened_is_too_old_by_the_steps_since_a_resume_and_not_by_the
     scene.work()
     begun = Progress(step=0, policy_version=0, highest_published=9, next_group_id=4, tokens_trained=0)
     at = msgspec.structs.replace(begun.resumed_as(10), step=steps_since, policy_version=10 + steps_since)
-    supplies = Supplies({0: scene.learner}, settings, progress=at)
+    supply = Supply(scene.learner, settings, first_group_id=at.next_group_id)
     if steps_since <= 2:
-        batch = supplies.next_batch(at, scene.shutdown)
+        batch = supply.next_batch(at, scene.shutdown)
         assert batch is not None and len(batch.groups) == 2 and scene.ledger.dropped == {}
     else:
         with pytest.raises(SupplyDried):
-            supplies.next_batch(at, scene.shutdown)
+            supply.next_batch(at, scene.shutdown)
         assert scene.ledger.dropped == {"too_old": 4}
 
 
@@ -452,7 +451,6 @@ def test_where_all_tasks_are_solved_the_deadline_ends_the_run_as_finished(scene:
     assert batch.groups == []
     assert batch.num_dropped["zero_variance"] >= FEWEST_EPISODES / 2
     assert scene.ledger.claimed == 0 and scene.buffer.audit() == []
-    assert merged([batch, msgspec.structs.replace(batch, groups=[group_earning(0.5, 0.5)])]).groups == []
 
 
 def test_an_actor_that_is_gone_is_no_sign_of_solved_tasks(scene: Scene) -> None:

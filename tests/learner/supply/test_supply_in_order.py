@@ -2,7 +2,7 @@
 
 import redis
 
-from slipstream.learner.supply.supplies import Supplies
+from slipstream.learner.supply.supply import Supply
 from slipstream.replay.records.ticket import Lease
 from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, ahead_of, config, scene
 from tests.replay.records.attempts import ids, leased, make_buffer
@@ -22,10 +22,13 @@ def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(
     after = make_buffer(redis_client, scene.run_id).learner
     after.acquire_epoch()
     start = ahead_of(1)
-    supplies = Supplies({0: after}, config(*SYNCHRONOUS), progress=start)
-    (supply,) = supplies._supplies
-    supply._sleep = lambda _: scene.buffer.earn(leases.pop(), 0.0, 1.0)
-    batch = supplies.next_batch(start, scene.shutdown)
+    supply = Supply(
+        after,
+        config(*SYNCHRONOUS),
+        first_group_id=start.next_group_id,
+        sleep=lambda _: scene.buffer.earn(leases.pop(), 0.0, 1.0),
+    )
+    batch = supply.next_batch(start, scene.shutdown)
     assert batch is not None and ids(batch.groups) == [0, 1]
     ledger = after.ledger()
     assert (ledger.queued, ledger.leased, ledger.ready) == (0, 0, 0), "none is left for the next step"

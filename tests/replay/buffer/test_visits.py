@@ -7,7 +7,6 @@ import pytest
 import redis
 
 from slipstream.common.config.config import load_config
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Fork, Outcome, Task, Trajectory
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.part import composed, count_by, parts_of
@@ -72,8 +71,6 @@ def test_nothing_is_counted_where_no_part_needs_it() -> None:
     assert not load_config(None, []).env.counts_visits
     for part in ("run_novelty={}", "new={part: run_novelty, weight: 0.1}"):
         assert load_config(None, [f"env.rewards.{part}"]).env.counts_visits
-    with pytest.raises(ConfigError, match=r"`redis\.shards` must be empty with a part run_novelty"):
-        load_config(None, ["env.rewards.run_novelty={}", "redis.shards=[redis://b:1]"])
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"-7", b"9" * 30, b"1.5"])

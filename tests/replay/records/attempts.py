@@ -26,7 +26,7 @@ from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.buffer.people_buffer import PeopleBuffer
 from slipstream.replay.records.failures import Quarantined, read_quarantined
-from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Group, InsertResult, Lease, Marks, Ticket, Verdict
 
@@ -44,17 +44,14 @@ class Views:
         *,
         vocab_size: int,
         stream: str = "train",
-        shard: int = 0,
     ) -> None:
         self.client, self.run_id = client, run_id
-        self.base = key(shard_name(run_id, shard), stream)
-        self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
-        self.actor = ActorBuffer(
-            client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard, counts_visits=True
-        )
-        self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size, shard=shard)
-        self.people = PeopleBuffer(client, run_id, stream=stream, shard=shard)
-        self._stream = (shard_name(run_id, shard), stream)
+        self.base = key(run_id, stream)
+        self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream)
+        self.actor = ActorBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, counts_visits=True)
+        self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size)
+        self.people = PeopleBuffer(client, run_id, stream=stream)
+        self._stream = stream
 
     @property
     def ledger(self) -> Ledger:
@@ -105,8 +102,7 @@ class Views:
         return list(self.client.scan_iter(f"{self.base}:{kind}:*"))
 
     def audit(self) -> list[str]:
-        name, stream = self._stream
-        return audit(self.client, name, stream=stream)
+        return audit(self.client, self.run_id, stream=self._stream)
 
     def quarantined(self) -> list[Quarantined]:
         return read_quarantined(self.client, self.base)
@@ -120,11 +116,10 @@ def make_buffer(
     max_attempts: int = 3,
     compress: bool = False,
     stream: str = "train",
-    shard: int = 0,
 ) -> Views:
     replay = ReplayConfig(max_attempts=max_attempts, compress=compress)
     replay.lease_ttl_s = lease_ttl_s  # afterwards, so that it may be shorter than a configuration allows
-    return Views(client, run_id, replay, vocab_size=100, stream=stream, shard=shard)
+    return Views(client, run_id, replay, vocab_size=100, stream=stream)
 
 
 def ticket(

@@ -178,7 +178,7 @@ def viewers_go_on(scene: Scene) -> None:
     read_failures(client, key(run_id, "train")), read_quarantined(client, key(run_id, "train"))
     list(list_groups(client, run_id)), [find_group(client, run_id, group_id) for group_id in range(NUM_GROUPS)]
     fleet.newest_step()
-    View([client], RunDir(scene.folder, run_id), Config(run=RunConfig(name=run_id))).render()
+    View(client, RunDir(scene.folder, run_id), Config(run=RunConfig(name=run_id))).render()
     fleet.members(), fleet.everyone(), fleet.wanted_actors("host")
     asks: list[Callable[[], object]] = [fleet.run_facts, fleet.run_state]
     for ask in asks:

@@ -42,7 +42,7 @@ class Scene:
         self.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0))
         self.now = 0.0
         self.config = Config(run=RunConfig(name=run_id), replay=ReplayConfig(max_lag=4))
-        self.observer = Observer([client], self.config, clock=lambda: self.now)
+        self.observer = Observer(client, self.config, clock=lambda: self.now)
         self.steps: Steps = [made_step(number) for number in range(1, 6)]
         self.num_groups = 0
 
@@ -186,7 +186,7 @@ def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
 
 def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     log = tmp_path / "learner.log"
-    scene.observer = Observer([scene.client], scene.config, log=log)
+    scene.observer = Observer(scene.client, scene.config, log=log)
     scene.fleet.set_run_state(RunState.FAILED)
     assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
     log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
@@ -196,7 +196,7 @@ def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_an_actor_that_died_in_the_first_evaluation_is_a_fault_with_its_log(scene: Scene, tmp_path: Path) -> None:
-    scene.observer = Observer([scene.client], scene.config, log=tmp_path / "learner.log")
+    scene.observer = Observer(scene.client, scene.config, log=tmp_path / "learner.log")
     (tmp_path / "actor-0.log").write_text("loading the weights: 3 of 8\n")
     scene.fleet.set_run_state(RunState.STARTING)
     scene.fleet.leave(MEMBER.name)
@@ -352,7 +352,7 @@ def test_without_a_fault_the_side_that_waits_is_named(scene: Scene, busy: float,
 
 
 def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client: redis.Redis) -> None:
-    unknown = Observer([redis_client], Config(run=RunConfig(name=f"{scene.run_id}-unknown")))
+    unknown = Observer(redis_client, Config(run=RunConfig(name=f"{scene.run_id}-unknown")))
     assert str(diagnose(unknown.facts([]))).startswith("the run has not started: no learner has described it")
     scene.fleet.set_run_state(RunState.STARTING)
     assert not scene.diagnosis().is_fault
@@ -404,7 +404,7 @@ def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scen
     run_dir.create()
     log = run_dir.log("learner")
     log.write_text("INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token\n")
-    observer = Observer([scene.client], scene.config, log=log)
+    observer = Observer(scene.client, scene.config, log=log)
     scene.fleet.set_run_state(RunState.STARTING)
     console = Console(file=out, width=80, markup=False)
     reporter = LineReporter(console, run_dir, observer, clock=lambda: scene.now)

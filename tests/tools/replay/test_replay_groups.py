@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from slipstream.common.config.config import load_config
 from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.listing import find_group, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -157,17 +156,3 @@ def test_who_may_only_read_can_ask_everything_that_changes_nothing(
         assert "2 trajectories" in run("export", str(tmp_path / "rows.jsonl"))
         assert "no permissions to run the 'evalsha' command" in run("requeue", "2", code=2)
         assert run.buffer.learner.ledger().queued == 1
-
-
-def test_groups_of_every_shard_are_found(inspected: Inspected, redis_url: str) -> None:
-    second = make_buffer(inspected.client, inspected.run_id, shard=1)
-    second.learner.acquire_epoch()
-    inspected.open(2, 4)
-    second.learner.open([ticket(3), ticket(5)])
-    # The run says where they are; they are reached with the password of redis.url.
-    inspected.describe(load_config(None, [f"redis.shards=[redis://{redis_url.rpartition('@')[2]}]"]))
-    assert sorted(row["group_id"] for row in inspected.json("groups")) == [2, 3, 4, 5]
-    assert inspected("quarantine", "3", "--reason", "odd") == "group 3: quarantined; it was queued\n"
-    assert second.learner.ledger().quarantined == 1
-    assert [row["group_id"] for row in inspected.json("quarantined")] == [3]
-    assert inspected("requeue", "3") == "group 3: queued; it was quarantined\n"

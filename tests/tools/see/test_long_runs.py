@@ -51,7 +51,7 @@ class Reading:
                 level = "WARNING" if number % 100 == 0 else "INFO"
                 log.write(f"2026-01-02 03:04:05,678 {level} slipstream.learner: step {number}\n")
         self.num_bytes = self.num_records = 0
-        self.observer = Observer([client], self.config)
+        self.observer = Observer(client, self.config)
 
     def cost(self, read: Callable[["Reading"], object]) -> tuple[int, int]:
         self.num_bytes = self.num_records = 0
@@ -105,7 +105,7 @@ def restart(of: Reading) -> None:
 
 
 def show_live(of: Reading) -> None:
-    view = View([of.client], of.dir, of.config)
+    view = View(of.client, of.dir, of.config)
     assert view.as_json()["evaluation"]["step"] >= of.num_steps - 50
     view.render()
 

@@ -42,7 +42,7 @@ class Scene:
         self.config = Config(run=RunConfig(name=run_id), learner=LearnerConfig(steps=12))
         self.fleet, self.dir = Fleet(client, run_id), RunDir(root, run_id)
         self.dir.create()
-        self.view = View([client], self.dir, self.config)
+        self.view = View(client, self.dir, self.config)
 
     def train(self) -> None:
         self.fleet.describe_run(FACTS)
@@ -211,7 +211,7 @@ def test_a_record_without_numbers_is_told_and_passed(scene: Scene, redis_client:
     records = [{"step": 1, "time": 1.0, "trained/reward": 0.5}, step(2, episodes=100, success=0.5) | {"time": 2.0}]
     out = io.StringIO()
     console = Console(file=out, width=300, markup=False)
-    reporter = LineReporter(console, scene.dir, Observer([redis_client], scene.config))
+    reporter = LineReporter(console, scene.dir, Observer(redis_client, scene.config))
     scene.write(*records)
     show(console, reporter.report)
     show(console, reporter.report)

@@ -130,7 +130,7 @@ def whole_loop(run: ARun) -> tuple[Row, Row]:
 
 def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[float, list[Trajectory]]:
     """Open tickets and let the actor play them; return the seconds until the last episode ended, and the episodes."""
-    config, train = run.config, run.connections.shards.buffers[0]
+    config, train = run.config, run.connections.train
     group_ids = range(first_group_id, first_group_id + num_groups)
     train.open(
         ticket_of(group_id, Task(env=config.env.name, split="train", index=group_id), config, min_policy_version=0)
@@ -146,7 +146,7 @@ def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[float, li
 
 
 async def _act_until_ready(run: ARun, num_groups: int) -> None:
-    learner, shutdown = run.connections.shards.buffers[0], Shutdown()
+    learner, shutdown = run.connections.train, Shutdown()
     acting = asyncio.create_task(
         act(
             run.stage,

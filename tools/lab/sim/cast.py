@@ -1,6 +1,6 @@
 """The processes of a simulated run: the product's learner without a model, and stand-ins for the others.
 
-`learn`, `Lead`, `Supplies`, checkpoints, archive, fence, buffers and bulletin are the product's. In place of a model
+`learn`, `Lead`, `Supply`, checkpoints, archive, fence, buffers and bulletin are the product's. In place of a model
 are the attempts that it learned from, in the order of the steps. A checkpoint's shard is a file of them. The thread
 that writes it is a greenlet, and the publisher announces a hash of them. An actor calls the buffer as `actors` does.
 """
@@ -38,7 +38,8 @@ from slipstream.learner.lead.run_record import RunRecord
 from slipstream.learner.publisher.serve import RENEW_S
 from slipstream.learner.step import clock
 from slipstream.learner.supply import supply
-from slipstream.learner.supply.supplies import Supplies
+from slipstream.learner.supply.shared_batch import claimed_batch
+from slipstream.learner.supply.supply import Supply
 from slipstream.replay.buffer import actor_buffer, bulk, learner_buffer
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.fleet import bulletin
@@ -395,12 +396,9 @@ def _take_the_lead(learner: Any, joined: Any, _: Any) -> Lead:
     )
 
 
-def _supplies(learner: Any, lead: Lead, shutdown: Any) -> Any:
-    process = getcurrent().process
-    supplies = Supplies({0: lead.shards[0]}, CONFIG, progress=learner.progress)
-    for each in supplies._supplies:
-        each._sleep = process.cast.world.sleep
-    return supplies
+def _supply(learner: Any, lead: Lead) -> Supply:
+    sleep = getcurrent().process.cast.world.sleep
+    return Supply(lead.train, CONFIG, first_group_id=learner.progress.next_group_id, sleep=sleep)
 
 
 def _train_on(learner: Any, batch: Any, _: Any) -> Any:
@@ -437,11 +435,11 @@ _IN_PLACE: list[tuple[Any, dict[str, Any]]] = [
             "join": _join,
             "load_learner": _load_learner,
             "_take_the_lead": _take_the_lead,
-            "_supplies": _supplies,
+            "_supply": _supply,
             "Published": _nothing,
             "VersionWriter": Versions,
             "share": lambda value, *_, **__: value,
-            "whole_batch": lambda part, **_: part,
+            "shared_batch": lambda *arguments, **_: claimed_batch(*arguments),
             "scored": lambda _, batch: batch,
             "train_on": _train_on,
             "probe_of": _nothing,
