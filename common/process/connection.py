@@ -4,15 +4,9 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
-from redis.connection import parse_url
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from slipstream.common.process.redis_retry import PATIENCE_S, Patience, RedisAway
 from slipstream.common.process.shutdown import Flag
@@ -21,10 +15,7 @@ PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
 PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # for a password in a mounted secret
 CALL_TIMEOUT_S = 5.0
 START_PATIENCE_S = 3.0  # enough for a server that is restarting; a wrong URL must be reported soon
-NO_URL = (
-    "must be redis://host:port, rediss://host:port, unix://path, redis+sentinel://host:port,host:port/service or "
-    "redis+cluster://host:port, with / and @ in a password as %2F and %40"
-)
+NO_URL = "must be redis://host:port, rediss://host:port or unix://path, with / and @ in a password as %2F and %40"
 
 
 class RedisUnreachable(ValueError):
@@ -42,38 +33,24 @@ def connect(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = N
     """
     patience = Patience(shown(url), limit_s=patience_s, ending=ending)
     try:
-        return _client(url, patience)
+        client = redis.Redis.from_url(
+            url,
+            retry=patience,
+            password=_password(url),
+            protocol=2,
+            decode_responses=False,
+            socket_timeout=CALL_TIMEOUT_S,
+            socket_connect_timeout=CALL_TIMEOUT_S,
+            socket_read_size=1 << 20,
+            health_check_interval=30,
+        )
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # it would be made at the first call; here it may raise
+        return client
     except TypeError as error:  # redis-py passes the options of the URL on as arguments
         raise RedisUnreachable(f"`redis.url` {shown(url)} has a wrong option after `?`: {error}; remove it") from None
     except ValueError:  # its own message may contain a part of the password
         raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
-
-
-def _client(url: str, patience: Patience) -> redis.Redis:
-    """A client of the server, the sentinels or the cluster at `url`."""
-    options: dict[str, Any] = {
-        "password": _password(url),
-        "protocol": 2,
-        "decode_responses": False,
-        "socket_timeout": CALL_TIMEOUT_S,
-        "socket_connect_timeout": CALL_TIMEOUT_S,
-        "socket_read_size": 1 << 20,
-        "health_check_interval": 30,
-    }
-    match urlsplit(url).scheme:
-        case "redis+sentinel":
-            return _sentinel_client(url, options, patience)
-        case "redis+cluster":
-            return _cluster_client(url, options, patience)
-        case _:
-            client = redis.Redis.from_url(url, retry=patience, **options)
-            pool = client.connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # it would be made at the first call; here it may raise
-            return client
-
-
-def _user(parts: SplitResult) -> str | None:
-    return None if parts.username is None else unquote(parts.username)
 
 
 def _password(url: str) -> str | None:
@@ -86,68 +63,6 @@ def _password(url: str) -> str | None:
         return Path(file).read_text().strip()
     except UnicodeDecodeError as error:  # a ValueError, which `connect` would take for one of the URL
         raise OSError(f"{file} is no text: {error.reason}") from None
-
-
-def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
-    """A client that asks the sentinels for the master at every new connection. The sentinels need no password."""
-    parts = urlsplit(url)
-    service, _, database = parts.path.strip("/").partition("/")
-    if not service:
-        raise ValueError("the URL names no service")
-    asking = {
-        "socket_timeout": CALL_TIMEOUT_S,
-        "socket_connect_timeout": CALL_TIMEOUT_S,
-        "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    sentinel = Sentinel(_addresses(parts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-    client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
-        service, username=_user(parts), db=int(database or 0), retry=patience, **options, **_query_options(parts)
-    )
-    return client
-
-
-class _PatientCluster(redis.RedisCluster):
-    """redis-py's cluster client with our retries instead of its own."""
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        patience = cast(Patience, self.retry)
-        return patience.persist(lambda: super(_PatientCluster, self).execute_command(*args, **options))  # type: ignore[no-untyped-call]
-
-
-def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
-    """A client of a cluster, with the methods of a single server's client. It connects at once to find all nodes."""
-    parts = urlsplit(url)
-    nodes = [ClusterNode(host, port) for host, port in _addresses(parts)]  # type: ignore[no-untyped-call]
-    settings = {**options, **_query_options(parts), "username": _user(parts)}
-    client = patience.persist(lambda: _PatientCluster(startup_nodes=nodes, retry=patience, **settings))
-    return cast(redis.Redis, client)
-
-
-def node_of(client: redis.Redis, key: str) -> redis.Redis:
-    """The client of the server that holds `key`: for a cluster, of the node that is known to hold it."""
-    if not isinstance(client, redis.RedisCluster):
-        return client
-    return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
-
-
-def follow(client: redis.Redis, moved: redis.exceptions.MovedError) -> None:
-    """Record where a slot has moved, for `node_of`. The client's own calls do this themselves."""
-    if isinstance(client, redis.RedisCluster):
-        client.nodes_manager.move_slot(moved)
-
-
-def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
-    """The `host:port` pairs of a URL with several. Raises ValueError."""
-    pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]
-    if not all(host for host, _, _ in pairs):
-        raise ValueError("the URL names no host")
-    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
-
-
-def _query_options(parts: SplitResult) -> dict[str, Any]:
-    """The options in a URL's query, as redis-py reads them for any URL."""
-    return dict(parse_url(f"redis://?{parts.query}"))  # type: ignore[no-untyped-call]
 
 
 def connect_or_explain(url: str) -> redis.Redis:
@@ -163,7 +78,7 @@ def connect_or_explain(url: str) -> redis.Redis:
         raise RedisUnreachable(
             f"{PASSWORD_FILE_VARIABLE} cannot be read: {error}; set it to a file that this user may read"
         ) from None
-    except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
+    except redis.RedisError as error:
         raise RedisUnreachable(
             f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave "
             "redis.url empty: `slipstream up` then starts one"
@@ -210,7 +125,7 @@ def own_address(host: str, url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme in ("", "unix"):  # `slipstream up` starts a server on this machine
         return "127.0.0.1"
-    return address_towards(_addresses(parts)[0][0] if "," in parts.netloc else parts.hostname or "")
+    return address_towards(parts.hostname or "")
 
 
 def address_towards(host: str) -> str:

@@ -18,12 +18,6 @@ FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0  # the most that a client adds to the duration of an outage
 LOG_AFTER_S = 1.0  # a reconnect after a lost connection takes less
 LOG_EVERY_S = 10.0
-REFUSALS = (
-    redis.ReadOnlyError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.AskError,
-)
 REFUSING_WORDS = ("MISCONF", "READONLY", "NOREPLICAS", "BUSY Redis")  # a script's error contains these words too
 
 T = TypeVar("T")
@@ -86,7 +80,7 @@ class Patience(Retry):
             self._thread.waits = True
             try:
                 result = attempt()
-            except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+            except (redis.RedisError, OSError) as error:
                 if not passes(error):
                     raise
                 num_failures += 1
@@ -146,12 +140,8 @@ def passes(error: Exception) -> bool:
     """Whether a retry can help: the server does not answer, is loading its file, or has lost its disk or its master."""
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return False
-    if isinstance(error, redis.exceptions.ClusterError):  # every node refuses a slot that is being moved
-        return True
-    if isinstance(error, redis.exceptions.RedisClusterException):  # no node answers, or no node has a slot
-        return "not covered" in str(error) or (isinstance(error.__cause__, Exception) and passes(error.__cause__))
     if isinstance(error, redis.ResponseError):
-        return isinstance(error, (NotReady, *REFUSALS)) or any(words in str(error) for words in REFUSING_WORDS)
+        return isinstance(error, NotReady | redis.ReadOnlyError) or any(words in str(error) for words in REFUSING_WORDS)
     return isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
@@ -160,6 +150,6 @@ def patiently(client: redis.Redis, attempt: Callable[[], T]) -> T:
 
     Every attempt starts from the beginning. Raises RedisAway, and other errors at once.
     """
-    retry = client.retry if isinstance(client, redis.RedisCluster) else client.get_retry()
+    retry = client.get_retry()
     assert isinstance(retry, Patience)
     return retry.persist(attempt)

@@ -48,7 +48,7 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     the number of payloads. Keys that the books do not name are searched for afterwards, in small batches.
     """
     base = key(run_id, stream)
-    counters, rows, indexes, damaged = scripts.load(client, "prelude", "audit")(keys=[base, f"{base}:counters"])
+    counters, rows, indexes, damaged = scripts.load(client, "prelude", "audit")(keys=[base])
     groups, wrong = _stored_groups(base, rows)
     wrong += [f"{name.decode(errors='replace')} is damaged: no verb writes such a value; {CURE}" for name in damaged]
     ledger = ledger_of(_pairs(counters))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from slipstream.common.process.connection import CALL_TIMEOUT_S, follow, node_of
+from slipstream.common.process.connection import CALL_TIMEOUT_S
 from slipstream.common.process.redis_retry import passes, patiently
 from slipstream.common.process.wire import WireError
 
@@ -33,10 +33,9 @@ Payload = memoryview | WireError | None
 class Bulk:
     """The bulk path of one client. Threads may share it."""
 
-    def __init__(self, client: redis.Redis, home: str, *, max_bytes: int) -> None:
-        """All keys live on the node that holds `home`. Payloads larger than `max_bytes` are refused."""
+    def __init__(self, client: redis.Redis, *, max_bytes: int) -> None:
+        """Payloads larger than `max_bytes` are refused."""
         self._client = client
-        self._home = home
         self._max_bytes = max_bytes
         self._thread = threading.local()
 
@@ -96,14 +95,12 @@ class Bulk:
 
     def _on_a_connection(self, talk: Callable[[Any], T]) -> T:
         def attempt() -> T:
-            pool = node_of(self._client, self._home).connection_pool
+            pool = self._client.connection_pool
             connection: Any = pool.get_connection()
             try:
                 return talk(connection)
-            except BaseException as error:
+            except BaseException:
                 connection.disconnect()  # replies that no call will read may be in flight
-                if isinstance(error, redis.exceptions.MovedError):
-                    follow(self._client, error)
                 raise
             finally:
                 pool.release(connection)

@@ -11,7 +11,6 @@ from typing import Any
 
 import redis
 
-from slipstream.common.process.connection import node_of
 from slipstream.common.process.wire import WireError, decode
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import STATES
@@ -66,7 +65,7 @@ def list_groups(
     """Yield the groups in `states`, each state in its own order: by id, deadline, time of finishing, last use."""
     base = key(run_id, stream)
     wanted = [state for state in STATES if state in states]
-    with node_of(client, base).pipeline(transaction=False) as all_states:
+    with client.pipeline(transaction=False) as all_states:
         for state in wanted:
             all_states.zrange(f"{base}:{state}", 0, -1, withscores=True)
         found = _readable(all_states.execute(raise_on_error=False), [f"{base}:{state}" for state in wanted])
@@ -84,7 +83,7 @@ def list_groups(
 def find_group(client: redis.Redis, run_id: str, group_id: int, *, stream: str = "train") -> ListedGroup | None:
     """The group of that id; None if Redis does not have it."""
     base = key(run_id, stream)
-    with node_of(client, base).pipeline(transaction=False) as all_states:
+    with client.pipeline(transaction=False) as all_states:
         for state in STATES:
             all_states.zscore(f"{base}:{state}", str(group_id))
         scores = _readable(all_states.execute(raise_on_error=False), [f"{base}:{state}" for state in STATES])
@@ -102,7 +101,7 @@ def payloads(client: redis.Redis, run_id: str, group: ListedGroup, *, stream: st
 
 def _read(client: redis.Redis, base: str, places: list[tuple[str, int, float]]) -> Iterator[ListedGroup]:
     names = [f"{base}:group:{group_id}" for _, group_id, _ in places]
-    with node_of(client, base).pipeline(transaction=False) as page:  # a cluster's own pipeline has no TIME
+    with client.pipeline(transaction=False) as page:
         page.time()
         for name in names:
             page.hgetall(name)

@@ -66,7 +66,7 @@ class Payloads:
 
     def __init__(self, client: redis.Redis, base: str, run_id: str, replay: ReplayConfig, *, vocab_size: int) -> None:
         """`MAX_TRAJECTORY_BYTES` limits a frame, and also its size when decompressed."""
-        self.bulk = Bulk(client, base, max_bytes=MAX_TRAJECTORY_BYTES)
+        self.bulk = Bulk(client, max_bytes=MAX_TRAJECTORY_BYTES)
         self._base = base
         self._run_id = run_id
         self._vocab_size = vocab_size

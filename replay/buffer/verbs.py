@@ -88,11 +88,10 @@ class Verbs:
 
     def call(self, verb: str, *arguments: Any) -> Any:
         """Run a verb and return its reply. Raises FencedOut, RunForgotten, BooksDamaged, RedisAway."""
-        keys = [self._base, f"{self._base}:counters"]
         try:
-            return self._run(verb, keys, arguments)
+            return self._run(verb, [self._base], arguments)
         except scripts.Damaged as damage:
-            return self._after_repair(verb, keys, arguments, damage)
+            return self._after_repair(verb, [self._base], arguments, damage)
 
     def commit(self, verb: str, keys: Sequence[str], arguments: Sequence[Any], refusal: redis.ResponseError) -> Any:
         """Retry a verb that the bulk path sent and Redis refused; return its reply. Raises unless a retry can help."""
@@ -115,7 +114,7 @@ class Verbs:
         """Make the books agree with what is stored; return a line for each repair. Raises BooksDamaged."""
         log.error("the books under %s are damaged; repairing them: %s", self._base, why)
         try:
-            repairs: list[bytes] = self._run("repair", [self._base, f"{self._base}:counters"], [self.epoch or ""])
+            repairs: list[bytes] = self._run("repair", [self._base], [self.epoch or ""])
         except scripts.Damaged as damage:
             raise self._beyond_repair(damage) from None
         done = [line.decode(errors="replace") for line in repairs]

@@ -13,8 +13,7 @@ from slipstream.replay.records.keys import key
 
 STREAMS = ("train", "eval")
 
-# The last two are for clusters.
-_EVERYONES_COMMANDS = ("ping", "select", "time", "evalsha", "command", "cluster|slots", "asking")
+_EVERYONES_COMMANDS = ("ping", "select", "time", "evalsha")
 _ACTORS_COMMANDS = (
     *("multi", "exec", "type"),
     *("get", "mget", "set", "persist", "expire", "unlink", "del"),

@@ -31,13 +31,11 @@ def revoke_expired(client: redis.Redis, run_id: str) -> list[str]:
 
     Return their names. A date that cannot be read counts as passed. Raises NoPermissionError, RedisAway.
     """
-    revoked = []
-    for node in _nodes(client):
-        lines: Any = node.acl_list()
-        now: Any = node.time()
-        for name in _expired(lines, run_id, now[0]):
-            node.acl_deluser(name)
-            revoked.append(name)
+    lines: Any = client.acl_list()
+    now: Any = client.time()
+    revoked = list(_expired(lines, run_id, now[0]))
+    for name in revoked:
+        client.acl_deluser(name)
     return revoked
 
 
@@ -49,13 +47,6 @@ def _expired(lines: list[str], run_id: str, now_s: int) -> Iterator[str]:
         is_passed = any(not re.fullmatch("[0-9]{1,12}", date) or int(date) <= now_s for date in dates)
         if is_passed and re.fullmatch(rf"({roles})(-[A-Za-z0-9]+)?", name):
             yield name
-
-
-def _nodes(client: redis.Redis) -> list[redis.Redis]:
-    """The servers of a client: users are known to each node of a cluster by itself."""
-    if isinstance(client, redis.RedisCluster):
-        return [client.get_redis_connection(node) for node in client.get_nodes()]
-    return [client]
 
 
 class Revoker:

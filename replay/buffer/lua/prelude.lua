@@ -1,8 +1,7 @@
--- The functions that the scripts share. KEYS[1] is the prefix of the stream's keys; no key has that name. So KEYS
--- always contains a second key: with one key only, a cluster that moves the slot would run the script on the new node
--- before the data has arrived, instead of replying TRYAGAIN. A group is one hash, and its id is in exactly one sorted
--- set: queued (by id), leased (by deadline), judging (by the time from which a judge may lease it), ready (by order of
--- finishing), claimed (by the step of its last use) or quarantined (by order of arrival).
+-- The functions that the scripts share. KEYS[1] is the prefix of the stream's keys; no key has that name. A group is one
+-- hash, and its id is in exactly one sorted set: queued (by id), leased (by deadline), judging (by the time from which a
+-- judge may lease it), ready (by order of finishing), claimed (by the step of its last use) or quarantined (by order of
+-- arrival).
 local base = KEYS[1]
 local counters = base .. ':counters'
 local epoch_key = string.gsub(base, '[^:]+$', 'epoch') -- not from KEYS: actors may not read it, whatever they pass

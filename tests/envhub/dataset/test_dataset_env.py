@@ -23,6 +23,7 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.dataset.checks import CHECKS, last_number
 from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.part import parts_of
+from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.run.check_input import check_env
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of
 from tests.adapters.held import ALWAYS, acted
@@ -30,7 +31,6 @@ from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 from tests.envhub.rewards.own import OWN, Own, own
-from tests.replay.server.redis_nodes import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 SUMS = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 9) for b in range(2, 9)]

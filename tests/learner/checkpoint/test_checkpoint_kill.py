@@ -25,11 +25,11 @@ from slipstream.common.records.trajectory import Trajectory, pack_logprobs, pack
 from slipstream.learner.checkpoint.checkpoint import MANIFEST
 from slipstream.replay.records.ticket import Group, Lease
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
+from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.processes import DEADLINE_S, MARK, Process, customized, marked
 from tests.replay.records.attempts import attempt_at, ticket
-from tests.replay.server.redis_nodes import free_port
 
 RUN = "original"
 NUM_STEPS = 20

@@ -24,7 +24,7 @@ MAX_BYTES = 3 * CHUNK_BYTES
 
 @pytest.fixture
 def bulk_path(redis_client: redis.Redis) -> Bulk:
-    return Bulk(redis_client, "home", max_bytes=MAX_BYTES)
+    return Bulk(redis_client, max_bytes=MAX_BYTES)
 
 
 def kept(payload: Payload) -> bytes | WireError | None:
@@ -76,7 +76,7 @@ def test_reading_goes_on_after_a_cut(redis_url: str, redis_client: redis.Redis, 
                 num_cut += redis_client.client_kill_filter(_id=only_connection)
             return number, kept(payload)
 
-        used = Bulk(cut_client, "home", max_bytes=MAX_BYTES).read(names, use)
+        used = Bulk(cut_client, max_bytes=MAX_BYTES).read(names, use)
     assert num_cut == 1
     assert used == list(enumerate(payloads))
     redis_client.delete(*names)
@@ -88,7 +88,7 @@ def test_replies_under_way_are_no_health_check(redis_url: str, redis_client: red
     redis_client.mset(dict.fromkeys(names, b"payload"))
     with connect(redis_url) as client:
         client.connection_pool.connection_kwargs["health_check_interval"] = 1e-9
-        bulk_path = Bulk(client, "home", max_bytes=MAX_BYTES)
+        bulk_path = Bulk(client, max_bytes=MAX_BYTES)
         assert read(bulk_path, names) == [b"payload"] * len(names)
         replies = bulk_path.exchange((packed(("GET", name)) for name in names), num_replies=1)
         assert replies == [[b"payload"]] * len(names)

@@ -30,7 +30,6 @@ from slipstream.tools.cli.cli import main
 from tests.common.process.test_patience import Call
 from tests.replay.buffer.every_verb import FACTS, play_every_verb
 from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
-from tests.replay.server.redis_nodes import cluster
 from tests.waiting import wait_until
 
 RUN = "shop-1"
@@ -73,24 +72,6 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redi
     play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
     repertoire.close()
     assert audit(enter(Role.VIEWER), RUN) == []
-
-
-def test_each_role_can_do_its_part_on_a_cluster(tmp_path: Path) -> None:
-    with cluster(tmp_path) as nodes:
-        clients: dict[str, redis.Redis] = {}
-        for role in Role:
-            for node in nodes:
-                node.call("ACL", "SETUSER", user_of(RUN, role), *acl_rules(RUN, role, password=PASSWORD))
-            url = f"redis+cluster://{user_of(RUN, role)}:{PASSWORD}@{nodes[0].address}"
-            clients[role.value] = connect(url, patience_s=10)
-        repertoire = Repertoire(clients["learner"])
-        play_every_verb(RUN, **clients)
-        repertoire.close()
-        for role in Role:  # as servers ask for where a slot is being moved
-            with redis.Redis(port=nodes[0].port, username=user_of(RUN, role), password=PASSWORD) as client:
-                assert client.execute_command("ASKING") in (True, b"OK")
-        for client in clients.values():
-            client.close()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -18,7 +17,6 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.access.access_options import UsersOptions
 from slipstream.tools.cli.cli import main
-from tests.replay.server.redis_nodes import cluster
 from tests.waiting import wait_until
 
 RUN, PASSWORD, DEADLINE_S = "shop-1", "s3cret", 60.0
@@ -111,17 +109,6 @@ def test_a_fleet_of_one_run_has_no_user_of_another_run() -> None:
     users = [user_of(run_id, Role.ACTOR, fleet=UsersOptions(fleet=fleet).fleet) for run_id in runs for fleet in fleets]
     users += [user_of(run_id, role) for run_id in runs for role in Role if role is not Role.ACTOR]
     assert len(users) == len(set(users))
-
-
-def test_every_node_of_a_cluster_revokes(tmp_path: Path) -> None:
-    with cluster(tmp_path) as nodes:
-        name = user_of(RUN, Role.ACTOR, fleet="spot")
-        rules = [*acl_rules(RUN, Role.ACTOR, password=PASSWORD), *expiry_rules(PAST)]
-        for node in nodes:
-            node.call("ACL", "SETUSER", name, *rules)
-        client = connect(f"redis+cluster://{nodes[0].address}", patience_s=10)
-        assert revoke_expired(client, RUN) == [name] * len(nodes)
-        client.close()
 
 
 def test_the_printed_user_has_its_date_and_the_enforcing_verb_ends_it(
