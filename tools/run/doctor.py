@@ -21,7 +21,7 @@ from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.run.diagnosis import Diagnosis, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import ServerError, find_executable
-from slipstream.replay.server.redis_version import version_of, warning_of
+from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.run.check_input import check_room
 from slipstream.tools.see.report_answers import recorded_diagnosis
 from slipstream.tools.see.run_files import read_run
@@ -81,10 +81,8 @@ def _redis(config: Config) -> str:
             connect_or_explain(config.redis.url).close()
             return f"{config.redis.url} answers"
         executable = find_executable()
-        warning = warning_of(executable)
         version = version_of(executable)
-        starts = f"`slipstream up` would start {executable}, {version.product} {version}"
-        return starts + (f". WARNING: {warning}" if warning else "")
+        return f"`slipstream up` would start {executable}, {version.product} {version}"
     except (RedisUnreachable, ServerError) as error:
         return f"MISSING: {error}"
 

@@ -30,8 +30,7 @@ from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_par
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.run.diagnosis import FaultLog, diagnose
 from slipstream.replay.run.observer import Observer
-from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
-from slipstream.replay.server.redis_version import lacks, version_of
+from slipstream.replay.server.redis_server import Server, password_of, start_private_server
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import (
     EXIT_BAD_INPUT,
@@ -129,13 +128,6 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
         connect_or_explain(config.redis.url).close()
         yield None
         return
-    version = version_of(find_executable())
-    if missing := lacks(version):
-        print(
-            f"slipstream up: {version.product} {version} may lack {len(missing)} security fixes, which `slipstream "
-            "doctor` names; let only trusted users onto this machine",
-            file=sys.stderr,
-        )
     run_dir.create()
     with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url

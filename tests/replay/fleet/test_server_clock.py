@@ -1,6 +1,5 @@
 """A Redis server whose clock jumps: leases and members end after their time, and not an hour later."""
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from slipstream.common.process.connection import connect
 from slipstream.replay.fleet import fleet as fleet_module
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.server import redis_server
 from slipstream.replay.server.redis_server import find_executable, start_server
 from tests.replay.fleet.test_fleet import member
 from tests.replay.records.attempts import make_buffer, ticket
@@ -40,12 +40,12 @@ class Clock:
         self.directory = directory
         self._difference = directory / "difference"
         self.set(0)
-        started = directory / Path(program).name
-        started.write_text(
+        self.program = directory / Path(program).name
+        self.program.write_text(
             f"#!/bin/sh\nexec env LD_PRELOAD={library} DONT_FAKE_MONOTONIC=1 FAKETIME_CACHE_DURATION={REFRESH_S} "
             f"FAKETIME_TIMESTAMP_FILE='{self._difference}' '{program}' \"$@\"\n"
         )
-        started.chmod(0o755)
+        self.program.chmod(0o755)
 
     def set(self, difference_s: int) -> None:
         """Set it to so many seconds after the machine's clock."""
@@ -63,7 +63,7 @@ def clock(tmp_path: Path) -> Clock:
 @pytest.fixture
 def client(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
     """Of a server with that clock."""
-    monkeypatch.setenv("PATH", f"{clock.directory}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(redis_server, "_bundled", lambda: str(clock.program))
     with start_server(tmp_path / "redis") as server, connect(server.secret_url) as client:
         yield client
 

@@ -1,6 +1,5 @@
 """The server has no room, in memory or on disk: who waits, and what is kept."""
 
-import os
 import resource
 import signal
 import stat
@@ -15,6 +14,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
+from slipstream.replay.server import redis_server
 from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.tools.lab.soak.cast import Cast
 from tests.link import POLL_S
@@ -135,7 +135,7 @@ def server_that_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     wrapper.parent.mkdir()
     wrapper.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec {executable} \"$@\"\n")
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(redis_server, "_bundled", lambda: str(wrapper))
     return start_server(tmp_path / "redis")
 
 

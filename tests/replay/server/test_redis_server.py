@@ -27,7 +27,7 @@ from slipstream.replay.server.redis_server import (
     start_private_server,
     start_server,
 )
-from slipstream.replay.server.redis_version import FIXES, NoRedis, Version, lacks, version_of, warning_of
+from slipstream.replay.server.redis_version import NoRedis, Version, version_of
 from tests.full_disk import largest_file
 from tests.stand_ins import aof_of, log_of
 
@@ -44,11 +44,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_bundled_server_lacks_no_fix_that_is_known() -> None:
-    bundled = server_module._bundled()
-    assert bundled is not None and warning_of(bundled) == ""
-
-
 def test_a_machine_without_any_server_is_told_where_to_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,51 +53,18 @@ def test_a_machine_without_any_server_is_told_where_to_have_one(
         find_executable()
 
 
-def test_of_several_servers_the_one_that_lacks_fewest_fixes_is_taken(
+def test_the_bundled_server_is_taken_else_one_on_the_path_that_is_new_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What tells Valkey apart is its words: distributions also install it as redis-server."""
     says = "echo '{} server v={} sha=00000000:0 malloc=libc bits=64 build=1536df31c0395150'"
-    (tmp_path / "bundled").mkdir()
-    bundled = put_on_path(tmp_path / "bundled", monkeypatch, says.format("Valkey", "9.1.2"))
-    monkeypatch.setattr(server_module, "_bundled", lambda: str(bundled))
-    valkey, redis_server = tmp_path / "valkey-server", tmp_path / "redis-server"
-    for name, product, version, taken in (
-        ("redis-server", "Redis", "6.2.14", bundled),
-        ("redis-server", "Redis", "8.8.1", redis_server),  # no reason to leave what has written the data of older runs
-        ("valkey-server", "Valkey", "8.1.9", redis_server),
-        ("redis-server", "Redis", "8.8.0", valkey),
-        ("redis-server", "Valkey", "9.0.4", valkey),  # counted as Redis, which has no branch 9.0, it would lack nothing
-        ("valkey-server", "Valkey", "8.1.8", bundled),
-    ):
-        put_on_path(tmp_path, monkeypatch, says.format(product, version), name=name)
-        assert find_executable() == str(taken), (product, version)
-    assert version_of(str(valkey)) == Version(8, 1, 8, "Valkey")
-
-
-def test_versions_are_judged_by_their_patch_level() -> None:
-    names = [fix.name for fix in FIXES["Redis"]]
-    assert lacks(Version(6, 2, 14)) == names
-    assert lacks(Version(6, 2, 20)) == names[-1:] and lacks(Version(6, 2, 23)) == []
-    assert lacks(Version(7, 4, 5)) == names[-2:] and lacks(Version(7, 2, 15)) == []
-    assert lacks(Version(7, 0, 15)) == names[-1:]  # no more maintained
-    assert lacks(Version(8, 4, 4)) == names[-1:] and lacks(Version(8, 8, 1)) == lacks(Version(9, 0, 0)) == []
-    names = [fix.name for fix in FIXES["Valkey"]]
-    assert lacks(Version(7, 2, 6, "Valkey")) == names and lacks(Version(7, 2, 14, "Valkey")) == []
-    assert lacks(Version(9, 0, 0, "Valkey")) == names[-2:] and lacks(Version(9, 2, 0, "Valkey")) == []
-    assert lacks(Version(9, 1, 1, "Valkey")) == names[-1:] and lacks(Version(9, 1, 2, "Valkey")) == []
-
-
-def test_a_server_with_known_holes_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=libc bits=64'")
-    warning = warning_of(str(old))
-    assert (
-        "is Redis 6.2.14, which may lack the fixes of CVE-2024-31449," in warning
-        and "put Redis 6.2.23, 7.2.15," in warning
-        and " or Valkey 7.2.14, 8.0.10," in warning
-    )
-    patched = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=8.8.1 sha=00000000:0 malloc=libc bits=64'")
-    assert warning_of(str(patched)) == ""
+    put_on_path(tmp_path, monkeypatch, says.format("Redis", "6.0.16"))
+    valkey = put_on_path(tmp_path, monkeypatch, says.format("Valkey", "8.1.8"), name="valkey-server")
+    assert find_executable() == server_module._bundled()
+    monkeypatch.setattr(server_module, "_bundled", lambda: None)
+    assert find_executable() == str(valkey) and version_of(str(valkey)) == Version(8, 1, 8, "Valkey")
+    redis_server = put_on_path(tmp_path, monkeypatch, says.format("Redis", "6.2.0"))
+    assert find_executable() == str(redis_server)
 
 
 FORBIDDEN = (
