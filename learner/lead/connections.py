@@ -20,7 +20,6 @@ from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.buffer.repertoire import Repertoire
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
-from slipstream.replay.fleet.user_expiry import Revoker
 from slipstream.replay.records.keys import FencedOut
 
 
@@ -33,7 +32,7 @@ class Connections:
     evaluation: LearnerBuffer
     fleet: Fleet
     bulletin: Bulletin
-    threads: list[Repertoire | Revoker]
+    repertoire: Repertoire
     epoch: int  # that publishing checks
     model_files: list[ModelFile]  # that actors on other hosts pull
 
@@ -48,9 +47,8 @@ class Connections:
         self.close()
 
     def close(self) -> None:
-        """Stop the threads. Idempotent."""
-        for thread in self.threads:
-            thread.close()
+        """Stop its thread. Idempotent."""
+        self.repertoire.close()
 
 
 def join(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
@@ -85,7 +83,7 @@ def join_run(
     train = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size)
     evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
     fleet = Fleet(client, run_id)
-    threads: list[Repertoire | Revoker] = [Repertoire(client), Revoker(client, run_id)]
+    repertoire = Repertoire(client)
     epoch = train.acquire_epoch()
     evaluation.adopt_epoch(epoch)
     fleet.adopt_epoch(epoch)
@@ -108,7 +106,7 @@ def join_run(
         evaluation=evaluation,
         fleet=fleet,
         bulletin=Bulletin(client, run_id),
-        threads=threads,
+        repertoire=repertoire,
         epoch=epoch,
         model_files=model_files,
     )

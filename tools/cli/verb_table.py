@@ -281,7 +281,7 @@ VERBS = {
     ),
     "access users": Verb(
         "slipstream.tools.access.access_users:users",
-        ("run.name", "redis.url"),
+        ("run.name",),
         lambda given: {"runs": given.runs},
         "print commands that create one Redis user per role: `slipstream access users NAME | redis-cli`",
         UsersOptions,

@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.replay.buffer import actor_buffer, learner_buffer, people_buffer
@@ -26,6 +27,7 @@ from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.replay.server.redis_version import version_of
+from slipstream.tools.access.access_options import UsersOptions
 from slipstream.tools.cli.cli import main
 from tests.common.process.test_patience import Call
 from tests.replay.buffer.every_verb import FACTS, play_every_verb
@@ -157,6 +159,20 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
         assert admin.info("memory")["used_memory"] < admin.info("memory")["maxmemory"] - (30 << 20)
     for repertoire in repertoires:
         repertoire.close()
+
+
+@pytest.mark.parametrize("fleet", ["learner", "viewer", "spot-1"])
+def test_a_name_that_no_fleet_may_have_is_refused(fleet: str) -> None:
+    with pytest.raises(ConfigError, match=r"--fleet.*none of learner, actor, viewer"):
+        UsersOptions(fleet=fleet)
+
+
+def test_a_fleet_of_one_run_has_no_user_of_another_run() -> None:
+    assert user_of("demo", Role.ACTOR, fleet="learner") == user_of("demo-actor", Role.LEARNER)  # so it is refused
+    runs, fleets = ("demo", "demo-actor", "demo-actor-spot1"), ("", "spot1", "Learner")
+    users = [user_of(run_id, Role.ACTOR, fleet=UsersOptions(fleet=fleet).fleet) for run_id in runs for fleet in fleets]
+    users += [user_of(run_id, role) for run_id in runs for role in Role if role is not Role.ACTOR]
+    assert len(users) == len(set(users))
 
 
 NOBODY_MAY = [

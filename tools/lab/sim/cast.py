@@ -457,7 +457,7 @@ _IN_PLACE: list[tuple[Any, dict[str, Any]]] = [
             "ShardWriter": lambda path: path,
         },
     ),
-    (connections, {"Repertoire": NoThread, "Revoker": NoThread, "dump_config": lambda _: ""}),
+    (connections, {"Repertoire": NoThread, "dump_config": lambda _: ""}),
     (
         lead,
         {
