@@ -1,16 +1,9 @@
 """Logged text from any source shows on a terminal as lines of text."""
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.log import FORMAT, FORMAT_VARIABLE, PrintableFormatter, is_for_programs
+from slipstream.common.process.log import FORMAT, PrintableFormatter
 
 
 def logged(message: str, *args: object, error: Exception | None = None) -> str:
@@ -36,43 +29,3 @@ def test_every_process_logs_so() -> None:
     rooms = ("common", "replay", "envhub", "actors", "learner", "tools")
     sources = [path for room in rooms for path in Path(room).rglob("*.py")]
     assert [str(path) for path in sources if "basicConfig" in path.read_text()] == ["common/process/log.py"]
-
-
-LOGS = """
-import logging
-from slipstream.common.process.log import log_to_stderr
-log_to_stderr()
-try:
-    raise ValueError("\\x1b[2J")
-except ValueError:
-    logging.getLogger("a").exception("env failed: %s", "two\\nlines")
-"""
-
-
-def stderr_of(*, to: int, **environment: str) -> str:
-    command = [sys.executable, "-c", LOGS]
-    inherited = {name: value for name, value in os.environ.items() if name != FORMAT_VARIABLE}
-    done = subprocess.run(command, stderr=to, text=True, timeout=60, env=inherited | environment)
-    assert done.returncode == 0
-    return done.stderr or ""
-
-
-def test_a_pipe_gets_one_line_of_json_for_each_record() -> None:
-    (line,) = stderr_of(to=subprocess.PIPE).splitlines()
-    record = json.loads(line)
-    assert (record["level"], record["message"]) == ("ERROR", "env failed: two\nlines")
-    assert record["error"].endswith("ValueError: \x1b[2J") and "\x1b" not in line
-
-
-def test_a_file_gets_text_and_the_variable_says_otherwise(tmp_path: Path) -> None:
-    for wanted, begins in (("", "2"), ("json", "{")):
-        with (tmp_path / "log").open("w") as file:
-            stderr_of(to=file.fileno(), **({FORMAT_VARIABLE: wanted} if wanted else {}))
-        assert (tmp_path / "log").read_text().startswith(begins)
-    assert "ERROR env failed: two\n" in stderr_of(to=subprocess.PIPE, **{FORMAT_VARIABLE: "text"})
-
-
-def test_an_unknown_format_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FORMAT_VARIABLE, "xml")
-    with pytest.raises(ConfigError, match="SLIPSTREAM_LOG must be text or json, got 'xml'"):
-        is_for_programs()
