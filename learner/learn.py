@@ -75,7 +75,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     except FencedOut:
         raise  # another learner has taken over the run: do not set its state
     except BaseException:
-        lead.fail()
+        joined.give_up()
         raise
     finally:
         learner.checkpoints.close()

@@ -16,7 +16,7 @@ class Follower:
         """Only rank 0 does this."""
 
     check_epochs = give_up = train_from_here = reserve_version = archive = record_step = _nothing
-    evaluate_once = evaluate_regularly = write_summary = finish = fail = close = _nothing
+    evaluate_once = evaluate_regularly = write_summary = finish = close = _nothing
 
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` as it is: rank 0 chooses the version, and shares it."""

@@ -1,6 +1,5 @@
 """Rank 0's duties besides training: archive, ledger, the publisher, evaluations and metrics."""
 
-import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +28,6 @@ from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.fleet.fleet import RunState
-from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.replay.run.diagnosis import Diagnosis
 
@@ -191,11 +189,6 @@ class Lead:
     def finish(self) -> None:
         """Set the run's state to FINISHED."""
         self._connections.fleet.set_run_state(RunState.FINISHED)
-
-    def fail(self) -> None:
-        """Set the run's state to FAILED, so that no actor waits forever, unless another learner has taken over."""
-        with contextlib.suppress(RedisAway, FencedOut):
-            self._connections.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:
         self._connections.close()

@@ -27,16 +27,11 @@ class NotRecorded(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class ListedMember:
-    """One stored member, from its record in the group: its actor, then the numbers as `payloads.record_of` has them."""
+    """One stored member, from its record in the group, which `payloads.record_of` writes."""
 
     actor: str
     attempt: int
     fence: int
-    newest_policy_version: int
-    num_bytes: int
-    num_tokens: int
-    num_turns: int
-    duration_ms: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +147,5 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
 
 
 def _member(record: bytes) -> ListedMember:
-    attempt, fence, newest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.split(b":", 7)
-    numbers = (attempt, fence, newest, num_bytes, num_tokens, num_turns, duration_ms)
-    return ListedMember(actor.decode(errors="replace"), *map(int, numbers))
+    attempt, fence, *_, actor = record.split(b":", 7)
+    return ListedMember(actor=actor.decode(errors="replace"), attempt=int(attempt), fence=int(fence))

@@ -58,7 +58,7 @@ def test_a_learner_that_was_replaced_does_not_set_the_state_of_the_run(place: Pl
         replaced = place.begin(connections)
         with closing(replaced), closing(place.join()) as successor:
             successor.fleet.set_run_state(RunState.TRAINING)
-            replaced.fail()
+            connections.give_up()
             loading.give_up()
             with pytest.raises(FencedOut, match=r"epoch \d+ has taken over: this one does not write the run's state"):
                 replaced.finish()
