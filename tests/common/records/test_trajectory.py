@@ -26,7 +26,7 @@ from slipstream.replay.records.ticket import Lease
 from tests.replay.records.attempts import attempt_at, ticket, turn
 
 VOCAB_SIZE = 100
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 
 
 a_turn = partial(turn, state="a state", rewards={"task": 0.0, "format": 0.25})
@@ -49,7 +49,6 @@ WHOLE: Trajectory = msgspec.structs.replace(
 
 KEPT = kept_sets([[20], [21, 3], [99, 1, 2], [22], [50, 23], [0, 1]])
 CUT = msgspec.structs.replace(WHOLE.sampling, top_p=0.9, top_k=5)
-NUCLEUS = msgspec.structs.replace(WHOLE.sampling, top_p=0.9)
 CUT_OFF: Trajectory = msgspec.structs.replace(WHOLE, sampling=CUT, kept=KEPT)
 
 
@@ -104,26 +103,20 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"tokens": pack_tokens([5, 6, 20, 21, 100, 7, 8, 22, 23, 0])}, r"in \[0, 100\], vocabulary is \[0, 100\)"),
         ({"tokens": pack_tokens([5, 6, 20, 21, -1, 7, 8, 22, 23, 0])}, r"in \[-1, 23\]"),
         ({"behaviour_logprobs": WHOLE.behaviour_logprobs[:-4]}, "9 behaviour_logprobs for 10 tokens"),
-        ({"behaviour_logprobs": b""}, "0 behaviour_logprobs"),
         ({"loss_mask": WHOLE.loss_mask[:-1]}, "loss_mask of 1 bytes for 10 tokens"),
         ({"branch_starts": []}, r"branch_starts \[\] do not divide 10 tokens"),
-        ({"branch_starts": [5]}, "do not divide"),
         ({"branch_starts": [0, 5, 5]}, "do not divide"),
         ({"branch_starts": [0, 10]}, "do not divide"),
         ({"branch_starts": [0, 4]}, r"branch_starts \[0, 4\] point to a sampled token, not to a prompt"),
         # The numbers.
         ({"behaviour_logprobs": pack_logprobs([0, 0, NAN, -1, -1, 0, 0, -1, -1, -1])}, "not finite, or above 0"),
-        ({"behaviour_logprobs": pack_logprobs([0, 0, -INF, -1, -1, 0, 0, -1, -1, -1])}, "not finite, or above 0"),
         ({"behaviour_logprobs": pack_logprobs([0, 0, 0.5, -1, -1, 0, 0, -1, -1, -1])}, "not finite, or above 0"),
         ({"score": 1.01}, r"score 1.01 is outside \[0, 1\]"),
-        ({"score": -0.01}, "score -0.01"),
         ({"score": NAN}, "score nan"),
         ({"turns": [a_turn(2, 5), a_turn(7, 10, rewards={"task": NAN})]}, "a value that is not finite"),
-        ({"turns": [a_turn(2, 5), a_turn(7, 10, rewards={"a": INF, "b": -INF})]}, "a value that is not finite"),
         ({"turns": [a_turn(2, 5), a_turn(7, 10, rewards={"a": 1.7e308, "b": 1.7e308})]}, r"beyond 1e\+12"),
         ({"outcome": Outcome.ENV_FAILURE}, "DONE cannot have outcome"),
         ({"stop_reason": StopReason.ENV_ERROR}, "ENV_ERROR cannot have outcome"),
-        ({"stop_reason": StopReason.TIME_LIMIT}, "TIME_LIMIT cannot have outcome"),
         # The turns.
         ({"turns": []}, "no turns: nothing was sampled"),
         (
@@ -131,7 +124,6 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
             r"turn \[7, 10\) has no reward; a reward of 0 must be given too",
         ),
         ({"turns": [a_turn(2, 5), a_turn(4, 10)]}, r"turn \[4, 10\) overlaps another"),
-        ({"turns": [a_turn(7, 10), a_turn(2, 5)]}, r"turn \[2, 5\) overlaps another"),
         ({"turns": [a_turn(2, 5), a_turn(7, 11)]}, r"turn \[7, 11\) overlaps another turn or exceeds the tokens"),
         ({"turns": [a_turn(2, 5), a_turn(7, 7)]}, r"turn \[7, 7\)"),
         ({"turns": [a_turn(-3, 5), a_turn(7, 10)]}, r"turn \[-3, 5\)"),
@@ -139,28 +131,23 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"turns": [a_turn(2, 5), msgspec.structs.replace(a_turn(7, 10), state_key="x" * 257)]}, "257 characters"),
         # What was kept.
         ({"sampling": CUT}, r"^no kept sets, but the sampling was Sampling\(temperature=1.0, top_p=0.9, top_k=5"),
-        ({"sampling": NUCLEUS}, r"^no kept sets, but the sampling was"),
         ({"sampling": CUT, "kept": no_sets(6)}, "kept sets of 0 to 0 tokens, expected 1 to"),
         ({"kept": kept_sets([[20], [], [98], [], [], []])}, "a sampled token is not in its kept set"),
         ({"sampling": CUT, "kept": KEPT.between(0, 5)}, "5 kept sets for 6 sampled tokens"),
-        ({"sampling": CUT, "kept": kept_sets([[20], [21], [98], [22], [23], [0]])}, "a sampled token is not in its"),
         # The mask, and what else must agree with it.
         ({"loss_mask": pack_mask([True] * 10)}, "loss_mask marks 10 tokens, the turns sampled 6"),
         (
             {"loss_mask": pack_mask([False, True, True, True, False, False, False, True, True, True])},
             "loss_mask marks 6",
         ),
-        ({"loss_mask": pack_mask([False] * 10)}, "loss_mask marks 0"),
         ({"behaviour_logprobs": pack_logprobs([0, -1, -1, -1, -1, 0, 0, -1, -1, -1])}, "not 0 on tokens that were not"),
         # The versions.
         ({"version_spans": []}, "version_spans do not cover exactly the sampled tokens"),
         ({"version_spans": [a_span(2, 4, 3), a_span(7, 10, 4)]}, "do not cover"),
-        ({"version_spans": [a_span(2, 10, 4)]}, "do not cover"),
         (
             {"version_spans": [a_span(2, 5, 3), a_span(4, 5, 4), a_span(7, 10, 4)]},
             r"version span \[4, 5\) overlaps another",
         ),
-        ({"version_spans": [a_span(7, 10, 4), a_span(2, 5, 3)]}, r"version span \[2, 5\) overlaps another"),
         ({"version_spans": [a_span(2, 5, -1), a_span(7, 10, 4)]}, r"a version that is not in \[0, 2147483647\]"),
         ({"version_spans": [a_span(2, 5, 1 << 31), a_span(7, 10, 4)]}, "a version that is not in"),
         ({"version_spans": [a_span(2, 5, 3), a_span(7, 11, 4)]}, r"\[7, 11\) overlaps another version span or exceeds"),
