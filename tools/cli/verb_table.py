@@ -50,7 +50,7 @@ GROUPS = {
     "serve": {"serve": "serve envs, rewards, a relay of weights, or a judge"},
     "operate": {
         "doctor": "check this machine, and a run",
-        "plan": "predict the memory, speed and cost of a run without a GPU",
+        "plan": "predict the memory of a run without a GPU",
         "simulate": "predict other fleets and settings from a run's records",
         "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
         "scale": "change the number of actors on a host",

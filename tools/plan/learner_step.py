@@ -31,7 +31,6 @@ from slipstream.common.transfer.weights import buffer_bytes  # noqa: E402
 from slipstream.learner.batch.pack import Packed  # noqa: E402
 from slipstream.learner.model.attention import CannotPack  # noqa: E402
 from slipstream.learner.model.critic import Critic, SharedTrunk, ValueHead, ValueModel, critic_of, policy_kind  # noqa: E402
-from slipstream.learner.model.flops import flops_of  # noqa: E402
 from slipstream.learner.model.folder_tensors import is_of_adapter  # noqa: E402
 from slipstream.learner.model.kernel import checked_kernel, head_dim_of  # noqa: E402
 from slipstream.learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
@@ -118,14 +117,11 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
     kv_heads = getattr(config_of_text, "num_key_value_heads", None) or config_of_text.num_attention_heads
     attending = num_attending(model.causal_lm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    flops = flops_of(model, device=torch.device("cpu"), num_ranks=1)
     return MeasuredStep(
         num_parameters=sum(parameter.numel() for parameter in model.causal_lm.parameters()),
         num_base_parameters=sum(
             parameter.numel() for name, parameter in model.causal_lm.named_parameters() if not is_of_adapter(name)
         ),
-        flops_per_token=flops.per_token,
-        flops_per_pair=flops.per_pair,
         num_kv_heads=kv_heads,
         kv_token_bytes=2 * 2 * attending * kv_heads * head_dim_of(model.causal_lm),
         num_attending=attending,

@@ -8,8 +8,6 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     num_parameters: int  # of the whole model, with adapters
     num_base_parameters: int  # without them: of an engine
-    flops_per_token: float  # of training, and of attention for each pair of tokens: see slipstream.learner.model.flops
-    flops_per_pair: float
     num_kv_heads: int
     kv_token_bytes: int  # keys and values of one token in all layers that attend, in bfloat16, on one GPU
     num_attending: int  # layers that attend, of

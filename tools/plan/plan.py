@@ -1,4 +1,4 @@
-"""`slipstream plan`: the memory that a run needs on GPUs and hosts, its speed and its cost, before there are any."""
+"""`slipstream plan`: the memory that a run needs on GPUs and hosts, before there are any."""
 
 import os
 import subprocess
@@ -25,14 +25,6 @@ from slipstream.tools.plan.memory import (
     problems,
 )
 from slipstream.tools.plan.plan_options import GPUS, PlanOptions
-from slipstream.tools.plan.speed import (
-    ENGINE_EFFICIENCY,
-    LEARNER_EFFICIENCY,
-    SAMPLED_SHARE,
-    Speed,
-    advice_of,
-    speed_of,
-)
 from slipstream.tools.run.check_input import check_model_config
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.devices import split_devices
@@ -43,7 +35,7 @@ NOTICE = "Higher priority item already registered"  # of a torch for CUDA, besid
 
 
 def plan(config: Config, options: PlanOptions) -> int:
-    """Print the memory of learner, actors and host, speed and cost; return 0 if all of it fits. Raises ConfigError."""
+    """Print the memory of learner, actors and host; return 0 if all of it fits. Raises ConfigError."""
     reward_parts(config.env.entries())
     if not config.model.path:
         print("`model.path` is empty: a tiny model fits on any GPU, and on none")
@@ -51,7 +43,7 @@ def plan(config: Config, options: PlanOptions) -> int:
     split = None if options.actor_gpus else split_devices(config, [str(gpu) for gpu in range(options.gpus)])
     _check_hosts(config, options)
     check_model_config(Path(config.model.path))
-    step, gpu_bytes = measure(config), int(GPUS[options.gpu].memory_gib * GIB)
+    step, gpu_bytes = measure(config), GPUS[options.gpu] * GIB
     print_table(f"Learner: {config.learner.ranks} ranks, on each GPU of {gib(gpu_bytes)}", _learner_rows(config, step))
     beside_bytes = learner_memory(step) if split and split.shared else 0
     if beside_bytes and not config.actors.limits_memory:
@@ -61,11 +53,6 @@ def plan(config: Config, options: PlanOptions) -> int:
     print_table("Host of the learner", _host_rows(config, step))
     if split:
         print_table("GPUs", {"split": str(split)})
-    if config.actors.count:
-        speed = speed_of(config, step, options)
-        print_table("Speed and cost: estimates from assumptions, never measured", _speed_rows(speed))
-        print(_assumptions(config, options))
-        print(f"By these estimates the bottleneck is {advice_of(config, speed, options)}.")
     found = problems(config, step, split, gpu_bytes=gpu_bytes)
     for problem in found:
         print(f"DOES NOT FIT: {problem}")
@@ -168,33 +155,3 @@ def _host_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
         "at the peak": gib(host.peak_bytes),
         "bytes of a publish": f"{gib(step.published_bytes)} to an actor without the version before; else a delta",
     }
-
-
-def _speed_rows(speed: Speed) -> dict[str, str]:
-    rows = {
-        "requests of an engine": f"{speed.requests}, bounded by {speed.requests_by}",
-        "an episode": f"{speed.episode_s:.1f} s; a token {1000 * speed.token_s:.1f} ms, "
-        f"its prompts {speed.prefill_s:.2f} s of the engine",
-        f"{speed.num_engines} actors": f"{speed.sampled_per_s:,.0f} sampled tokens/s; a step's episodes in "
-        f"{speed.collect_s:.1f} s",
-        "learner": f"{speed.trained_per_s:,.0f} trained tokens/s; a step in {speed.train_s:.1f} s",
-        "publish": f"{speed.publish_s:.1f} s; a whole version at all actors after {speed.refresh_s:.1f} s",
-        "steps": f"{3600 / speed.step_s:,.0f} an hour, with a lag of about {speed.lag:.1f}, "
-        f"at most {speed.slow_lag} in 99 % of the groups",
-    }
-    if speed.dollars_per_hour:
-        dollars = speed.dollars_per_hour
-        rows["cost"] = f"{dollars:.2f} $/h, {dollars * speed.step_s / 3600:.3f} $ a step"
-    return rows
-
-
-def _assumptions(config: Config, options: PlanOptions) -> str:
-    """What the estimates assume, in one line."""
-    price = f"{options.gpu_price:g} $/h a GPU" if options.gpu_price else "no --gpu-price"
-    gpu = GPUS[options.gpu]
-    return (
-        f"Assumed: a GPU of {gpu.tflops:g} TFLOP/s, of which the learner reaches {LEARNER_EFFICIENCY:.0%} and an "
-        f"engine {ENGINE_EFFICIENCY:.0%}, and {gpu.gbyte_per_s:g} GB/s; a link of {options.link_gbit_per_s:g} Gbit/s; "
-        f"episodes of {options.tokens_of(config):.0f} tokens, {SAMPLED_SHARE:.0%} of them sampled, with "
-        f"{options.env_seconds:g} s of the environment; all groups teach; {price}."
-    )

@@ -28,8 +28,6 @@ RECIPES = {
 STEP = MeasuredStep(
     num_parameters=10 * GIB,
     num_base_parameters=10 * GIB,
-    flops_per_token=6e10,
-    flops_per_pair=0.0,
     num_kv_heads=8,
     kv_token_bytes=1 << 20,
     num_attending=2,
@@ -80,17 +78,13 @@ def test_every_recipe_is_planned_with_two_layers_of_its_model(tmp_path: Path) ->
         config = load_config(f"conf/{recipe}", [])
         bytes_each = 4 if config.model.dtype == "float32" else 2
         assert step.published_bytes == bytes_each * step.num_parameters, recipe
-        is_sparse = "30b-a3b" in recipe  # of its experts, a token needs 8 of 128
-        assert (step.flops_per_token < 3 * step.num_parameters) == is_sparse, recipe
         assert engine_memory(config, step, gpu_bytes=GPU).num_tokens >= config.model.max_tokens, recipe
 
 
 def test_a_plan_is_printed_with_what_it_is_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(str(write_step(tmp_path / "dense", DENSE, {})), ["actors.count=1"])
-    assert plan(config, PlanOptions(gpus=2, gpu="L4", gpu_price=3.0)) == 0
+    assert plan(config, PlanOptions(gpus=2, gpu="L4")) == 0
     printed = capsys.readouterr().out
-    for part in ("estimates from assumptions, never measured", "all groups teach", "the bottleneck is", "6.00 $/h"):
-        assert part in printed
     for part in ("peak of a step", "shadow model", "KV cache", "a publish", "split: learner 0; actors 1", "It fits"):
         assert part in printed
     assert "DOES NOT FIT" not in printed
@@ -99,6 +93,8 @@ def test_a_plan_is_printed_with_what_it_is_made_of(tmp_path: Path, capsys: pytes
 def test_the_tiny_model_needs_no_plan_and_impossible_hosts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(settings(), PlanOptions()) == 0
     assert "a tiny model fits" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="`--gpu` must be one of A100-40, "):
+        PlanOptions(gpu="H1")
     folder = settings("model.path=nowhere", "learner.ranks=9")
     with pytest.raises(ConfigError, match=r"`learner.ranks` must be <= "):
         plan(folder, PlanOptions(gpus=8, actor_gpus=8))
