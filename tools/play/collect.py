@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.episode.rollout import EpisodeFailed
@@ -25,7 +24,6 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.long_work import report_on_stderr
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.common.rows.row_source import Row
-from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import EnvError
@@ -33,12 +31,11 @@ from slipstream.tools.data.chat_file import read_chat_file
 from slipstream.tools.data.row_files import rows_to, write_rows
 from slipstream.tools.play.collect_server import Journal, play_served, scoring_of
 from slipstream.tools.play.fixed_policy import attempt_at, fixed_tokenizer, start_fixed_policy
-from slipstream.tools.play.retrace import retrace
 from slipstream.tools.play.state_values import StateValues, check_searches, reward_model_beside
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptions
-from slipstream.tools.run.prepare import NoisyExpert, expert_episodes
+from slipstream.tools.run.prepare import expert_episodes
 from slipstream.tools.run.server_command import playing_on_servers
 
 PROGRESS_S = 5.0  # between two lines of progress
@@ -53,7 +50,7 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
     """
     log_to_stderr(logging.WARNING)
     check_collect(config, options)
-    with rows_to(path, force=force, inputs=[options.retrace, options.server]), playing_on_servers(config):
+    with rows_to(path, force=force, inputs=[options.server]), playing_on_servers(config):
         if options.expert:
             return _collect_expert(config, options, path=path)
         if options.server:
@@ -70,23 +67,10 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
 def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> int:
     """Have the expert play, without an engine, and write its trajectories in the tokens of the model. Return 0."""
     tokenizer = fixed_tokenizer(config)
-    if options.retrace:
-        if path.suffix != ".jsonl":
-            raise ConfigError(f"with `--retrace` the file name must end in .jsonl, got {path}: it has a column `loss`")
-        return _retrace(config, options, tokenizer, path=path)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
-    written_as = format_of(config.env)
-    tasks = tasks_to_play(options, config)
+    tasks, scoring = tasks_to_play(options, config), scoring_of(config, tokenizer)
     try:
-        trajectories = list(
-            expert_episodes(
-                config,
-                tokenizer,
-                tasks,
-                sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, options.noise),
-                scoring=scoring_of(config, tokenizer),
-            )
-        )
+        trajectories = list(expert_episodes(config, tokenizer, tasks, noise=options.noise, scoring=scoring))
     except (EnvError, EpisodeFailed) as error:
         names = ", ".join(config.env.entries())
         raise ConfigError(f"`env.name` {names}: its expert failed to play: {error}") from error
@@ -128,22 +112,6 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
             report_on_stderr(f"{num_failed} episodes failed; the same command with `--force` plays them again")
         else:
             journal.path.unlink()
-    return 0
-
-
-def _retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokenizerBase, *, path: Path) -> int:
-    """Write the rows of `options.retrace`, finished by the expert. Return 0. Raises ConfigError if there are none."""
-    done = retrace(config, options, tokenizer)
-    reasons = ", ".join(f"{number} {reason}" for reason, number in done.left_out.items())
-    if not done.rows:
-        raise ConfigError(
-            f"nothing is written to {path}, no row of {options.retrace} is left: {reasons or 'it is empty'}"
-        )
-    write_rows(path, done.rows)
-    num_good = sum(row["success"] for row in done.rows)
-    print(f"{path}: {len(done.rows)} episodes, {num_good} successes, finished by the expert")
-    if reasons:
-        report_on_stderr(f"rows that are left out: {reasons}")
     return 0
 
 

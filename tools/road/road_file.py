@@ -81,10 +81,7 @@ class Stage:
     @property
     def reads(self) -> str:
         """The file of rows that it reads; empty if none."""
-        match self.options:
-            case FitOptions(data=rows) | CollectOptions(retrace=rows):
-                return rows
-        return ""
+        return self.options.data if isinstance(self.options, FitOptions) else ""
 
 
 def split_road(settings: Sequence[str]) -> tuple[str, list[str]]:
@@ -218,7 +215,7 @@ def _with_path(word: str, after: str, before: Sequence[Stage]) -> str:
     """`word`, which comes after another, with what a stage has made in the place of `@NAME`."""
     if (found := re.fullmatch(r"((?:[^=@]*=)?)@([^@]*)", word)) is None:
         return word
-    wants_rows = (found[1] or f"{after}=") in ("--data=", "--retrace=")
+    wants_rows = (found[1] or f"{after}=") == "--data="
     made = {stage.name: str((wants_rows and stage.rows) or stage.made) for stage in before}
     if found[2] not in made:
         raise ConfigError(f"`{word}` must name an earlier stage: {', '.join(made)}")

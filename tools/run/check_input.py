@@ -277,10 +277,6 @@ def check_collect(config: Config, options: CollectOptions, *, to_come: Collectio
     judge = options.reward_model
     if judge and judge not in to_come and not judge.startswith(("http://", "https://")) and not Path(judge).is_dir():
         raise ConfigError(f"`--reward-model` must be a folder, or the URL of a server, got {judge!r}; correct it")
-    if options.retrace and options.retrace not in to_come and not Path(options.retrace).is_file():
-        raise ConfigError(
-            f"`--retrace` must name a file of rows that `slipstream collect` wrote, got {options.retrace!r}"
-        )
     from_the_middle = "controls its own episodes, which must be continued from the middle for that"
     given = {
         f"--search {options.search}": (options.search != "none", from_the_middle),

@@ -25,8 +25,6 @@ class CollectOptions:
     server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: ShareBelow1 = 0.0  # expert: the probability of a random admissible action instead of the expert's
-    retrace: str = ""  # expert: a file of rows; each is played again up to a random turn, and the expert finishes it
-    mistake: bool = False  # retrace: a random other admissible action comes before the expert's
 
     def __post_init__(self) -> None:
         own = self.search == "none" and not self.expert
@@ -48,15 +46,15 @@ class CollectOptions:
             ),
             (
                 "server",
-                not self.server or (own and not (self.completions or self.retrace)),
-                "empty with --search, --expert, --completions and --retrace",
+                not self.server or (own and not self.completions),
+                "empty with --search, --expert and --completions",
                 "a server plays whole episodes",
             ),
             (
                 "held_out",
-                not self.held_out or not (self.completions or self.retrace),
-                "off with --completions and --retrace",
-                "these make rows to learn from",
+                not (self.held_out and self.completions),
+                "off with --completions",
+                "it makes rows to learn from",
             ),
             (
                 "reward_model",
@@ -71,9 +69,6 @@ class CollectOptions:
                 "labels are of the policy's own episodes",
             ),
             ("noise", self.expert or self.noise == 0, "0 without --expert", "add --expert"),
-            ("retrace", self.expert or not self.retrace, "empty without --expert", "add --expert"),
-            ("noise", not (self.retrace and self.noise), "0 with --retrace", "use --mistake"),
-            ("mistake", not self.mistake or self.retrace != "", "off without --retrace", "add it"),
         )
 
     @property

@@ -8,13 +8,13 @@ import logging
 import random
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, Restriction, Sampler
+from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.episode.actions import ADMISSIBLE
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
@@ -193,10 +193,7 @@ def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[
     tasks = {
         number: Task(env=label, split="train", index=number % num_tasks[label]) for number, label in enumerate(labels)
     }
-    noise, written_as = config.warm_start.noise, format_of(config.env)
-    yield from expert_episodes(
-        config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, noise)
-    )
+    yield from expert_episodes(config, tokenizer, tasks, noise=config.warm_start.noise)
 
 
 def expert_episodes(
@@ -204,10 +201,10 @@ def expert_episodes(
     tokenizer: PreTrainedTokenizerBase,
     tasks: Mapping[int, Task],
     *,
-    sampler: Callable[[Env, int], Sampler],
+    noise: float,
     scoring: Scoring | None = None,
 ) -> Iterator[Trajectory]:
-    """Yield an episode of each task, by group id, of which `sampler` makes a player: it sees the environment.
+    """Yield an episode of each task, by group id, of an expert with `noise`.
 
     It is played by the same rollout as the actors use, and scored by `scoring`. A task on which the environment fails
     is left out and logged; if it fails on more than a quarter of them, its error is raised. Raises ConfigError for a
@@ -228,7 +225,7 @@ def expert_episodes(
                 playing = rollout(
                     record,
                     env=envs[task.env],
-                    sampler=sampler(envs[task.env], group_id),
+                    sampler=NoisyExpert(envs[task.env], tokenizer, written_as, noise),
                     tokenizer=tokenizer,
                     action_format=written_as,
                     allowance=allowance,

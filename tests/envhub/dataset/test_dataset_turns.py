@@ -14,10 +14,9 @@ import pytest
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
-from slipstream.common.text.action_format import format_of
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, vocabulary_texts
+from slipstream.tools.run.prepare import expert_episodes, vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
 from tests.adapters.held import acted
 from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl, on_rows
@@ -212,10 +211,7 @@ def test_a_tiny_model_can_call_the_tools_of_the_example(tmp_path: Path, monkeypa
     config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=[str(examples / "stock.yaml")])
     tokenizer = tiny_tokenizer(vocabulary_texts(config.env, 40), config.model.max_tokens)
     tasks = {index: Task(env="dataset", split="train", index=index) for index in range(20)}
-    plain = format_of(config.env)
-    played = list(
-        expert_episodes(config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, plain, 0.0))
-    )
+    played = list(expert_episodes(config, tokenizer, tasks, noise=0.0))
     assert [(episode.success, len(episode.turns)) for episode in played] == [(True, 4)] * 20
 
 

@@ -188,7 +188,6 @@ INPUTS = {
     "it by a link": ("alias.jsonl", "out.jsonl", "data alias.jsonl --force --data=out.jsonl"),
     "held-out rows": ("out.held-out.jsonl", "out.held-out.jsonl", "data out.jsonl --force --data=out.held-out.jsonl"),
     "marks": ("out.marks.jsonl", "out.marks.jsonl", "data out.jsonl --force --data=rows.jsonl,out.marks.jsonl"),
-    "rows to finish": ("out.jsonl", "out.jsonl", "collect out.jsonl --force --expert --retrace=out.jsonl"),
     "a server": ("out.jsonl", "alias.jsonl", "collect out.jsonl --force --server=alias.jsonl"),
 }
 

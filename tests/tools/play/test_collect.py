@@ -38,6 +38,7 @@ from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.play.collect import collect_on
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import SEARCHES, CollectOptions
+from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import Script, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
@@ -460,10 +461,7 @@ def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched(chosen
         ({"completions": -1}, "`--completions` must be >= 0"),
         ({"search": "beam"}, "`--search` must be one of none, tree"),
         ({"expert": True, "search": "mcts"}, "`--search` must be none with --expert"),
-        ({"expert": True, "retrace": "x", "noise": 0.1}, "`--noise` must be 0 with --retrace"),
         ({"noise": 0.1}, "`--noise` must be 0 without --expert"),
-        ({"retrace": "rows.jsonl"}, "`--retrace` must be empty without --expert"),
-        ({"mistake": True}, "`--mistake` must be off without --retrace"),
         *(
             ({"server": "server.yaml"} | other, "`--server` must be empty with --search, --expert")
             for other in ({"search": "mcts"}, {"expert": True}, {"completions": 2})
@@ -487,3 +485,18 @@ def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: p
     assert {row["task"] for row in rows} == {f"tests.guess:GuessEnv/train/{index}" for index in range(3)}
     assert all(row["num_turns"] == 3 and row["policy_versions"] == [0] for row in rows)
     assert f"{path}: {len(rows)} trajectories of 3 tasks" in capsys.readouterr().out
+
+
+def test_the_expert_plays_without_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+    shop = ["env.name=shop", "env.max_turns=10", "model.max_tokens=400"]
+    texts = vocabulary_texts(settings(*shop).env, 20)
+    make_tiny_model(tmp_path / "model", texts=texts, shape=tiny, max_tokens=400, seed=0)
+    rows = tmp_path / "rows.jsonl"
+    command = ["collect", str(rows), f"model.path={tmp_path}/model", *shop, "--expert", "--num-tasks=6", "--force"]
+    assert main(command) == 0
+    assert f"{rows}: 6 trajectories of 6 tasks, 6 successes in 6 of the tasks, by the expert" in capsys.readouterr().out
+    # A part of the reward that is the score is that of the expert's episodes too.
+    scored = "env.rewards.done={part: 'tests.envhub.rewards.others:gives_later', success_from: 1}"
+    assert main([*command, scored]) == 0
+    assert ", 0 successes" in capsys.readouterr().out
