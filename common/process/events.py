@@ -15,7 +15,6 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
-from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -60,15 +59,6 @@ class Events:
         self._writer.add_event(
             Event(wall_time=time.time() if time_s is None else time_s, step=step, summary=Summary(value=values))
         )
-
-    def write_settings(self, settings: Mapping[str, str | float | bool], charts: Sequence[tuple[str, str]]) -> None:
-        """Write the settings of a run for the tab "HParams", which compares runs by the `charts`: a run and a tag."""
-        metrics = [hparams.Metric(tag, group=run) for run, tag in charts]
-        columns = [hparams.HParam(name) for name in settings]
-        for summary in (hparams.hparams_config_pb(columns, metrics), hparams.hparams_pb(dict(settings))):
-            event = Event(wall_time=time.time(), step=0)
-            event.summary.ParseFromString(summary.SerializeToString())
-            self._writer.add_event(event)
 
     def close(self) -> None:
         self._writer.close()

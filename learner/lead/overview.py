@@ -1,18 +1,13 @@
 """What TensorBoard shows of a run, where, what each chart says about itself, and which metrics are for debugging."""
 
-import dataclasses
 import functools
 import json
 import re
 from urllib.parse import urlencode
 
-from slipstream.common.config.config import Config
 from slipstream.common.process.metrics import Place
 
 LEARNER, FLEET = "learner", "fleet"
-
-# What the tab "HParams" compares runs by: the lines of charts below.
-COMPARED = (("produced", "charts/success"), ("held_out", "charts/success"), ("produced", "charts/reward"))
 
 # Metric -> its line in a chart of several, which bears the line's name in a colour of its own. TensorBoard shows groups
 # in the order of the alphabet: `charts` is the first one.
@@ -152,17 +147,6 @@ def place_of(name: str) -> Place | None:
     if BY_THE_CLOCK.fullmatch(name):
         return None
     return Place(LEARNER, name if describe(name) or UNDESCRIBED.fullmatch(name) else f"rest/{name}")
-
-
-def settings_of(config: Config) -> dict[str, str | float | bool]:
-    """The settings by which runs are compared in the tab "HParams": the same names for every run."""
-    values = dataclasses.asdict(config)
-    return {
-        f"{section}.{name}": value
-        for section in ("env", "sampling", "replay", "objective", "optim")
-        for name, value in values[section].items()
-        if isinstance(value, str | int | float | bool)
-    }
 
 
 def pinned_link(address: str) -> str:

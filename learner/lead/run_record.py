@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.events import Events
 from slipstream.common.process.headline import headline, interval, wilson
 from slipstream.common.process.metrics import Metrics, MetricsWriter, Sample, newest_metrics
 from slipstream.common.process.output import sync_path, write_json
@@ -27,7 +26,7 @@ from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import Cost, cost_of
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
-from slipstream.learner.lead.overview import COMPARED, describe, place_of, settings_of
+from slipstream.learner.lead.overview import describe, place_of
 from slipstream.learner.lead.report import (
     add_cost,
     add_fleet,
@@ -82,9 +81,6 @@ class RunRecord:
                 describe=describe,
                 check=fence.check,
             )
-        settings = Events(run_dir.tensorboard)
-        settings.write_settings(settings_of(config), COMPARED)
-        settings.close()
         self.tally = tally
         self._connections = connections
         self._run_dir = run_dir

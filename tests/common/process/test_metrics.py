@@ -12,11 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.data_compat import migrate_value
 from tensorboard.plugin_util import markdown_to_safe_html
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from slipstream.common.process import metrics as metrics_file
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.events import MAX_TEXT_CHARS, Events
+from slipstream.common.process.events import MAX_TEXT_CHARS
 from slipstream.common.process.metrics import (
     Metrics,
     MetricsFile,
@@ -221,18 +220,6 @@ def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_pat
     assert shown.startswith("    <script>\\x1b[2J\\u202e\n    # no heading") and shown.endswith("characters more")
     assert len(shown) < MAX_TEXT_CHARS + 100
     assert "<script>" not in markdown_to_safe_html(shown), "what TensorBoard makes of it"
-
-
-def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
-    events = Events(tmp_path)
-    events.write_settings({"optim.lr": 0.5, "env.name": "shop"}, [("produced", "charts/success")])
-    events.close()
-    content = EventAccumulator(str(tmp_path)).Reload().PluginTagToContent("hparams")
-    assert set(content) == {"_hparams_/experiment", "_hparams_/session_start_info"}
-    told = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info.hparams
-    assert (told["optim.lr"].number_value, told["env.name"].string_value) == (0.5, "shop")
-    compared = HParamsPluginData.FromString(content["_hparams_/experiment"]).experiment.metric_infos
-    assert [(metric.name.group, metric.name.tag) for metric in compared] == [("produced", "charts/success")]
 
 
 def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_in_a_run_in_order_no_chart_alarms(run: Run) -> None:
     assert drawn["fleet/dollars_per_million_tokens", "fleet"][0] > 0
 
 
-def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: Run) -> None:
+def test_episodes_of_a_step_are_there_as_text(run: Run) -> None:
     run.step(rewards=(0.0, 1.0))
     run.record.close()
     learner = EventAccumulator(str(run.dir.tensorboard / "learner")).Reload()
@@ -138,7 +138,6 @@ def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: 
     shown = [(row["which"], row["return"], row["success"]) for row in rows[:2]]
     assert shown == [("best", 1, True), ("worst", 0, False)]
     assert [(row["step"], row["num_turns"]) for row in rows] == [(1, 1)] * 3
-    assert "hparams" in EventAccumulator(str(run.dir.tensorboard)).Reload().Tags()["tensors"][0]
 
 
 def test_the_log_of_an_evaluation_says_of_how_many_tasks_it_is(run: Run, caplog: pytest.LogCaptureFixture) -> None:
