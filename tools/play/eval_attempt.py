@@ -14,7 +14,6 @@ class Played:
     """One episode of an evaluation."""
 
     index: int  # of the task
-    kind: str  # of the task; "" if unknown
     success: bool
     score: float
     num_turns: int
@@ -26,13 +25,12 @@ class Played:
     value: float | None = None  # by which a reward model ranks it; None without one
 
     @classmethod
-    def of(cls, record: Trajectory, *, action: str | None, kind: str = "", value: float | None = None) -> Self:
+    def of(cls, record: Trajectory, *, action: str | None, value: float | None = None) -> Self:
         """Of a finished episode. Its end has its last `action`; None: the tokens of its last turn."""
         last = record.turns[-1]
         done = record.token_array()[last.start : last.stop].tolist() if action is None else action
         return cls(
             index=record.task.index,
-            kind=kind,
             success=record.success,
             score=record.score,
             num_turns=len(record.turns),

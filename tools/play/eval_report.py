@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, from its episodes: means, intervals, pass@k, and success against tokens.
+"""The numbers of an evaluation, from its episodes: means, intervals and pass@k.
 
 Attempts at one task are alike, so an interval is over tasks: each task gives one number, the mean of its attempts.
 """
@@ -31,9 +31,6 @@ def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str
         more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}) if not options.revise else [most])
     if options.revise:
         more["by_attempt"] = {str(place + 1): _at(tasks, place) for place in range(most)}
-    kinds = sorted({episode.kind for episode in episodes} - {""})
-    if kinds:
-        more["by_type"] = {kind: _of_kind([each for each in episodes if each.kind == kind]) for kind in kinds}
     return {
         "num_tasks": len(tasks),
         "num_episodes": len(episodes),
@@ -45,7 +42,6 @@ def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str
         "invalid_actions": fmean(episode.num_invalid / episode.num_turns for episode in episodes),
         "tokens": fmean(episode.num_tokens for episode in episodes),
         "tokens_written": fmean(episode.num_written for episode in episodes),
-        "success_within_tokens": _within(episodes),
         **more,
     }
 
@@ -143,23 +139,6 @@ def _choice(tasks: Mapping[int, Sequence[Played]], *, way: str, size: int) -> di
 def _at(tasks: Mapping[int, Sequence[Played]], place: int) -> dict[str, float]:
     """Success of the attempts at one place, over the tasks that have it."""
     return _rated([attempts[place].success for attempts in tasks.values() if place < len(attempts)])
-
-
-def _of_kind(episodes: Sequence[Played]) -> dict[str, float]:
-    tasks = _by_task(episodes)
-    success = fmean(_rate(attempts) for attempts in tasks.values())
-    low, high = wilson(success, len(tasks))
-    return {"num_tasks": len(tasks), "success": success, "low": low, "high": high}
-
-
-def _within(episodes: Sequence[Played]) -> dict[str, float]:
-    """The share of episodes that succeeded with at most so many sampled tokens, for powers of two up to the most."""
-    spent = [episode.num_written for episode in episodes if episode.success]
-    if not spent:
-        return {}
-    first, last = min(spent), max(spent)
-    budgets = [1 << place for place in range(max(first - 1, 0).bit_length(), max(last - 1, 0).bit_length() + 1)]
-    return {str(budget): sum(tokens <= budget for tokens in spent) / len(episodes) for budget in budgets}
 
 
 def _by_task(episodes: Sequence[Played]) -> dict[int, list[Played]]:

@@ -206,8 +206,7 @@ class _Test:
         finally:
             work.done()
         action = stretch.actions[-1] if stretch.exchanges else None
-        kind = str(record.columns.get("type", ""))
-        played = Played.of(stretch.record, action=action, kind=kind, value=value)
+        played = Played.of(stretch.record, action=action, value=value)
         return _Ended(played=played, exchanges=stretch.exchanges)
 
     def _served(self, record: EpisodeRecord) -> Served | None:

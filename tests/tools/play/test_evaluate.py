@@ -31,7 +31,7 @@ SEARCHED = ("dfsdt", "mcts", "tree_of_thoughts")
 
 
 def played(index: int, *, success: bool, tokens: int = 10, **changes: Any) -> Played:
-    facts = {"end": "", "mean_logprob": -1.0, "value": None, "kind": "", "num_turns": 4, "num_invalid": 0}
+    facts = {"end": "", "mean_logprob": -1.0, "value": None, "num_turns": 4, "num_invalid": 0}
     counts = {"num_tokens": 100, "num_written": tokens}
     return Played(index=index, success=success, score=float(success), **(facts | counts | changes))
 
@@ -47,27 +47,16 @@ def test_pass_at_k_is_the_share_of_choices_of_k_with_a_success(num_attempts: int
 
 
 def test_attempts_at_one_task_count_as_one_in_the_interval_of_success() -> None:
-    episodes = [played(index, success=index < 3 and member < 2) for index in range(4) for member in range(4)]
+    episodes = [
+        played(index, success=index < 3 and member < 2, tokens=4 * index, num_invalid=index)
+        for index in range(4)
+        for member in range(4)
+    ]
     numbers = report(episodes)
     assert (numbers["num_tasks"], numbers["num_episodes"], numbers["success"]) == (4, 16, 0.375)
     assert (numbers["success_low"], numbers["success_high"]) == wilson(0.375, 4)
+    assert (numbers["invalid_actions"], numbers["tokens_written"]) == (0.375, 6.0)
     assert [numbers["pass_at"][size]["rate"] for size in ("1", "2", "4")] == [0.375, 0.75 * (1 - 1 / 6), 0.75]
-
-
-def test_success_is_reported_by_tokens_written_and_by_type_of_task() -> None:
-    episodes = [
-        played(0, success=True, tokens=16, kind="pick"),
-        played(1, success=True, tokens=17, kind="heat"),
-        played(2, success=True, tokens=60, kind="heat", num_invalid=2),
-        played(3, success=False, tokens=5, kind="heat"),
-    ]
-    numbers = report(episodes)
-    assert numbers["success_within_tokens"] == {"16": 0.25, "32": 0.5, "64": 0.75}
-    by_type = {kind: (each["num_tasks"], each["success"]) for kind, each in numbers["by_type"].items()}
-    assert by_type == {"heat": (3, 2 / 3), "pick": (1, 1.0)}
-    assert (numbers["invalid_actions"], numbers["tokens_written"]) == (0.125, 24.5)
-    assert report([played(0, success=False)])["success_within_tokens"] == {}
-    assert not {"pass_at", "by_type"} & report([played(0, success=True)]).keys()
 
 
 def test_the_difference_of_two_formats_is_over_the_tasks_that_both_played() -> None:
