@@ -1,9 +1,8 @@
-"""`slipstream data`: filter, mark, copy with errors and split recorded conversations, and report what was dropped.
+"""`slipstream data`: filter, mark, copy with errors and split recorded conversations, and print what was dropped.
 
     FILE.jsonl              the rows that are kept, in one shape
     FILE.held-out.jsonl     those of the tasks that are held out, with --held-out
     FILE.quarantine.jsonl   rows that cannot be read, with file, line and reason, if there are any
-    FILE.md                 the data card
     FILE.marks.jsonl        the answers of a judge, with --judge; it stays, so that nothing is asked twice
 
 All others appear at the end, or none. One row is in memory at a time; with a judge, also a mark of each. A call that
@@ -24,6 +23,7 @@ from typing import Any
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import check_apart
+from slipstream.common.process.printable import printable
 from slipstream.common.rows.row_source import BadRow, Line, Row, is_hub, read_lines
 from slipstream.tools.data.conversation_rows import (
     Conversation,
@@ -34,11 +34,11 @@ from slipstream.tools.data.conversation_rows import (
     prompt_task,
     reason_to_leave_out,
 )
-from slipstream.tools.data.data_card import Counts, Source, card, count
+from slipstream.tools.data.data_counts import Counts, Source, count, listed
 from slipstream.tools.data.data_files import DataFiles, SourceState
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.data.fit_rows import described, held_out_place
-from slipstream.tools.data.judge_rows import RowJudge, agreement, judged, read_judge
+from slipstream.tools.data.judge_rows import RowJudge, judged, read_judge
 from slipstream.tools.data.row_noise import noisy
 from slipstream.tools.data.row_sieve import Sieve
 from slipstream.tools.terminal.options import as_arguments
@@ -46,14 +46,13 @@ from slipstream.tools.terminal.output_lines import json_line
 
 PROGRESS_S = 5.0
 SAVE_S = 2.0
-NUM_FAULTS = 10  # shown on the card
 MAX_SHOWN = 2000  # characters of a row in quarantine
 KEPT_COLUMNS = ("return", "score", "success", "group_id", "member", "run_id", "id")  # beside those of `_row`
 KEPT_TYPES = (str, int, float)
 
 
 def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> int:
-    """Write the rows that are kept, and the data card; return 0. Raises ConfigError."""
+    """Write the rows that are kept; return 0. Raises ConfigError."""
     if path.suffix != ".jsonl":
         raise ConfigError(f"the name of the file to write must end in .jsonl, got '{path}'; choose another")
     sources = [Path(name) for name in options.data]
@@ -61,8 +60,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
         try:
             str(named).encode()
         except UnicodeEncodeError:
-            why = "is not UTF-8, which the data card needs; rename the file"
-            raise ConfigError(f"the name {str(named)!r} {why}") from None
+            raise ConfigError(f"the name {str(named)!r} is not UTF-8; rename the file") from None
     if not sources:
         raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
     for source in sources:
@@ -80,7 +78,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
             if num_before:
                 print(f"{files.state}: continuing after {num_before} rows", file=sys.stderr, flush=True)
             call = _Call(options=options, files=files, counts=saved.counts, judge=judge, seed=seed)
-            if not saved.card:
+            if not saved.is_whole:
                 call.write(sources)
             files.finish()
     except OSError as error:
@@ -98,9 +96,16 @@ def _report(path: Path, files: DataFiles, counts: Counts, *, rate: float) -> Non
     held_out = f", {counts.num_held_out} in {files.held_out.name}" if counts.num_held_out else ""
     copies = f", and {counts.num_copies} copies with errors" if counts.num_copies else ""
     print(
-        f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}{copies}, {counts.num_dropped} "
-        f"dropped, {counts.num_malformed} cannot be read; {rate:.0f} rows/s; see {files.card}"
+        f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}{copies}, "
+        f"{sum(counts.dropped.values())} dropped, {sum(counts.malformed.values())} cannot be read; {rate:.0f} rows/s"
     )
+    for what, found in (
+        ("dropped", counts.dropped),
+        (f"cannot be read, see {files.quarantine.name}", counts.malformed),
+        ("fields that are not read", counts.unread),
+    ):
+        if found:
+            print(f"{what}: {printable(listed(found))}")
 
 
 def _settings(options: DataOptions, judge: RowJudge | None, seed: int) -> tuple[list[str], list[str]]:
@@ -138,14 +143,13 @@ class _Call:
         counts = self.counts
         if not counts.num_trained:
             self.files.discard()
-            missing = [f"{number} {reason}" for reason, number in counts.dropped.items()]
-            missing += [f"{counts.num_held_out} held out by --held-out"] if counts.num_held_out else []
-            why = ", ".join(missing) or "no rows"
-            why += f", {counts.num_malformed} cannot be read" + "".join(f": {fault}" for fault in counts.faults[:1])
+            held_out = {"held out by --held-out": counts.num_held_out} if counts.num_held_out else {}
+            why = listed(counts.dropped | held_out) or "no rows"
+            why += f", {sum(counts.malformed.values())} cannot be read"
+            why += f": {counts.first_fault}" if counts.first_fault else ""
             raise ConfigError(f"nothing is written to {self.files.kept}: {why}")
         _, late = _settings(self.options, self.judge, self.seed)
-        text = card(self.files.kept.name, counts, self.options, seed=self.seed, digests=self.files.digests())
-        self.files.save(late=late, card=text)
+        self.files.save(late=late, is_whole=True)
 
     def _sift(self, sources: Sequence[Path]) -> None:
         """Read the rows that were not read before, write each to where it belongs, and save that now and then."""
@@ -207,19 +211,16 @@ class _Call:
     def _keep_waiting(self, waiting: Path, judge: RowJudge) -> None:
         """Let the judge mark the rows that wait, and keep those with a mark that is high enough."""
         counts, name = self.counts, judge.part.name
-        marks, successes = judged(waiting, judge, self.files.marks), list[bool | None]()
+        marks = judged(waiting, judge, self.files.marks)
         with waiting.open() as rows:
             for number, text in enumerate(rows):
                 row = json.loads(text)
                 source = counts.sources[row.pop("from")]
                 del row["columns"]
-                success = row.get("success")
-                successes.append(success if isinstance(success, bool) else None)
                 if marks[number][name] < self.options.min_mark:
                     count(counts.dropped, "mark below --min-mark")
                 else:
                     self._keep(row | {"marks": marks[number]}, source)
-        counts.marks = agreement(marks, successes, name=name)
 
     def _keep(self, row: Row, source: Source) -> None:
         counts, messages = self.counts, row["messages"]
@@ -228,14 +229,11 @@ class _Call:
         source.num_kept += 1
         counts.num_held_out += is_held_out
         counts.num_trained += not is_held_out
-        count(counts.replies, sum(message["role"] == "assistant" for message in messages).bit_length())
-        count(counts.chars, sum(len(message["content"]) for message in messages).bit_length())
         if is_held_out or not self.options.noise:
             return
         copy = noisy(messages, share=self.options.noise, dice=random.Random(f"{self.seed}/{row['source']}"))
-        counts.num_copies += copy is not None
-        counts.num_uncopied += copy is None
         if copy is not None:
+            counts.num_copies += 1
             self.files.write(self.files.kept, {**row, "messages": copy, "perturbed": "noise"})
 
 
@@ -244,8 +242,7 @@ def _quarantine(line: Line, path: Path, why: str, files: DataFiles, counts: Coun
     count(counts.malformed, why.partition(", got")[0])
     shown = line.text or repr(line.row)[:MAX_SHOWN]
     files.write(files.quarantine, {"file": str(path), "line": line.number, "why": why, "row": shown})
-    if len(counts.faults) < NUM_FAULTS:
-        counts.faults.append(f"{path}, line {line.number}: {why}")
+    counts.first_fault = counts.first_fault or f"{path}, line {line.number}: {why}"
 
 
 def _check_json(columns: Row) -> None:

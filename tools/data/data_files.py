@@ -24,11 +24,9 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import appended, held, remove_left, sync, write_whole
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.rows.row_source import is_hub
-from slipstream.tools.data.data_card import Counts
+from slipstream.tools.data.data_counts import Counts
 from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.terminal.output_lines import json_line
-
-CHUNK_BYTES = 1 << 20
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,23 +54,21 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     counts: Counts
     lengths: dict[str, int]  # bytes of each file, by its name
     late: list[str] = []  # the settings by which rows that waited were kept, once the result is whole
-    card: str = ""  # the data card, once the result is whole
+    is_whole: bool = False  # only the names of the files are missing
 
 
 class Written:
-    """A file that is appended to, and the SHA-256 of its bytes."""
+    """A file that is appended to."""
 
     def __init__(self, path: Path, *, length: int) -> None:
         """Continue after the first `length` bytes. Raises ConfigError if the file has fewer."""
-        self.path, self.length, self.digest = path, length, hashlib.sha256()
+        self.path, self.length = path, length
         num_bytes = path.stat().st_size if path.exists() else 0
         if num_bytes < length:
             raise ConfigError(
                 f"{path} is damaged: it has {num_bytes} of {length} bytes; remove the progress file beside it to begin "
                 "again"
             )
-        for chunk in self.chunks(CHUNK_BYTES):
-            self.digest.update(chunk)
         self.file = appended(path)
         self.file.truncate(length)
 
@@ -85,7 +81,6 @@ class Written:
 
     def write(self, data: bytes) -> None:
         self.file.write(data)
-        self.digest.update(data)
         self.length += len(data)
 
 
@@ -96,7 +91,6 @@ class DataFiles:
         self.kept = path
         self.held_out = path.with_suffix(".held-out.jsonl")
         self.quarantine = path.with_suffix(".quarantine.jsonl")
-        self.card = path.with_suffix(".md")
         self.marks = path.with_suffix(".marks.jsonl")
         self.waiting = path.with_suffix(".waiting.jsonl")  # this and the next two never get these names
         self.seen = path.with_suffix(".seen")
@@ -111,8 +105,7 @@ class DataFiles:
         with contextlib.ExitStack() as lock:
             for path in self.outputs:
                 lock.enter_context(held(path))
-            for path in (self.card, self.state):
-                remove_left(path)
+            remove_left(self.state)
             if self.state.exists():
                 try:
                     self.saved = msgspec.json.decode(self.state.read_bytes(), type=Progress)
@@ -123,7 +116,7 @@ class DataFiles:
 
     def check_free(self, *, force: bool) -> None:
         """Raise ConfigError unless `finish` can write or remove the files of a result; `force` allows them to exist."""
-        for path in (self.kept, self.held_out, self.quarantine, self.card):
+        for path in (self.kept, self.held_out, self.quarantine):
             check_writable(path, force=force or self.is_whole)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -137,12 +130,12 @@ class DataFiles:
     @property
     def outputs(self) -> list[Path]:
         """The files that a call may write."""
-        return [self.kept, self.held_out, self.quarantine, self.card, self.marks, self.state]
+        return [self.kept, self.held_out, self.quarantine, self.marks, self.state]
 
     @property
     def is_whole(self) -> bool:
         """Whether a call before has only left to give the files their names."""
-        return self.saved is not None and self.saved.card != ""
+        return self.saved is not None and self.saved.is_whole
 
     def continued(self, settings: list[str], late: list[str], sources: list[SourceState]) -> Progress:
         """What was saved, or the beginning. Raises ConfigError if that is of another call."""
@@ -182,18 +175,13 @@ class DataFiles:
         self._written[self.waiting].file.flush()
         return _half(self.waiting)
 
-    def digests(self) -> dict[str, str]:
-        """The SHA-256 of each file of the result, by its name."""
-        result = [path for path in (self.kept, self.held_out, self.quarantine) if path in self._written]
-        return {path.name: self._written[path].digest.hexdigest() for path in result}
-
-    def save(self, *, late: list[str] | None = None, card: str = "") -> None:
+    def save(self, *, late: list[str] | None = None, is_whole: bool = False) -> None:
         """Make all that was written durable, and record it, so that another call continues here."""
         assert self.saved is not None
         for written in self._written.values():
             sync(written.file)
         lengths = {path.name: written.length for path, written in self._written.items()}
-        self.saved = msgspec.structs.replace(self.saved, lengths=lengths, late=late or [], card=card)
+        self.saved = msgspec.structs.replace(self.saved, lengths=lengths, late=late or [], is_whole=is_whole)
         write_whole(self.state, msgspec.json.encode(self.saved).decode())
 
     def finish(self) -> None:
@@ -204,7 +192,6 @@ class DataFiles:
                 path.unlink(missing_ok=True)
             elif _half(path).exists():  # else the call before has done it
                 _half(path).replace(path)
-        write_whole(self.card, self.saved.card)
         self._remove(self.waiting, self.seen, self.minima)
         self.state.unlink()
 

@@ -2,14 +2,10 @@
 
 import hashlib
 import json
-import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import appended
@@ -218,41 +214,3 @@ def _episode(row: Shown) -> Episode:
 def _number(value: Any) -> float:
     assert isinstance(value, float), "a judge gives one number"
     return value
-
-
-def agreement(marks: Sequence[Mapping[str, float]], successes: Sequence[bool | None], *, name: str) -> list[str]:
-    """Lines for the data card: the marks, how far the judges agree, and how far the marks agree with `success`."""
-    values = [mark[name] for mark in marks]
-    tenths = Counter(min(int(10 * value), 9) for value in values)
-    lines = [
-        f"- {len(values):,} rows have a mark `{name}`: mean {statistics.fmean(values):.3f}",
-        "- in tenths: " + ", ".join(f"{tenth / 10:g}: {tenths[tenth]:,}" for tenth in sorted(tenths)),
-    ]
-    beside = sorted({key for mark in marks for key in mark if key != name and key != f"{name}_agreement"})
-    for at, one in enumerate(beside):
-        for other in beside[at + 1 :]:
-            pairs = [(mark[one], mark[other]) for mark in marks]
-            apart = statistics.fmean(abs(first - second) for first, second in pairs)
-            lines.append(f"- `{one}` and `{other}`: mean difference {apart:.3f}, correlation {_correlation(pairs)}")
-    won = [value for value, success in zip(values, successes, strict=True) if success is True]
-    lost = [value for value, success in zip(values, successes, strict=True) if success is False]
-    if won and lost:
-        lines.append(
-            f"- a success has a higher mark than a failure with probability {_above(won, lost):.3f} (ties are half), "
-            f"over {len(won):,} successes and {len(lost):,} failures"
-        )
-    return lines
-
-
-def _correlation(pairs: Sequence[tuple[float, float]]) -> str:
-    firsts, seconds = zip(*pairs, strict=True)
-    if len(set(firsts)) < 2 or len(set(seconds)) < 2:
-        return "unknown, as one of them gives equal marks"
-    return f"{statistics.correlation(firsts, seconds):.3f}"
-
-
-def _above(won: Sequence[float], lost: Sequence[float]) -> float:
-    """The probability that one of `won` is above one of `lost`; ties are half. Of (1, 2) and (1,): 0.75."""
-    ordered = np.sort(lost)
-    below = np.searchsorted(ordered, won, "left") + np.searchsorted(ordered, won, "right")
-    return float(below.mean() / (2 * len(lost)))

@@ -204,7 +204,7 @@ def test_a_file_that_is_read_is_not_written(case: str, place: Path, capsys: pyte
     assert files(place) == before
 
 
-@pytest.mark.parametrize("name", ["out.md", "out.held-out.jsonl", "out.quarantine.jsonl"])
+@pytest.mark.parametrize("name", ["out.held-out.jsonl", "out.quarantine.jsonl"])
 def test_a_file_beside_a_result_is_neither_replaced_nor_removed_unless_asked(
     name: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

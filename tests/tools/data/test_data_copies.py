@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.row_noise import noisy
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
@@ -37,7 +39,9 @@ def test_noise_swaps_inner_letters_of_observations_and_of_no_word_that_the_assis
     assert 120 < changed < 200, "four words can change, each with probability 0.2 in 200 copies"
 
 
-def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_out(tmp_path: Path) -> None:
+def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [talk(f"task {task}", f"go {task}", "The kitchen is closed today", "wait") for task in range(40)]
     written(tmp_path / "rows.jsonl", [*rows, talk("no observation", "done")])
     options = [f"--data={tmp_path}/rows.jsonl", "--noise=0.5", "--held-out=0.3", "--force"]
@@ -49,8 +53,6 @@ def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_ou
         if "perturbed" in row:
             assert row["source"] == kept[at - 1]["source"] and row["task"] == kept[at - 1]["task"]
             assert replies(row) == replies(kept[at - 1]) and row["messages"] != kept[at - 1]["messages"]
-    card = (tmp_path / "out.md").read_text()
-    assert f"| noise | {len(copies)} |" in card and "| no copy: nothing to change |" in card
+    assert f"and {len(copies)} copies with errors" in capsys.readouterr().out
     assert main(["data", f"{tmp_path}/out.jsonl", *options, "run.seed=1"]) == 0
     assert read(tmp_path / "out.jsonl") != kept
-    assert "--held-out=0.3 --noise=0.5 run.seed=1`" in (tmp_path / "out.md").read_text()

@@ -61,7 +61,7 @@ def test_what_kill_9_leaves_is_continued_to_the_same_bytes(tmp_path: Path, sourc
     assert main(["data", f"{whole}/out.jsonl", sources, *OPTIONS]) == 0
     assert ended_again_and_again(1, f"{often}/out.jsonl", sources, *OPTIONS, "--force") >= 3
     assert files_of(often) == files_of(whole)
-    assert sorted(files_of(whole)) == ["out.held-out.jsonl", "out.jsonl", "out.md", "out.quarantine.jsonl"]
+    assert sorted(files_of(whole)) == ["out.held-out.jsonl", "out.jsonl", "out.quarantine.jsonl"]
     assert sum(row.get("perturbed") == "noise" for row in read(whole / "out.jsonl")) > 5
 
 
