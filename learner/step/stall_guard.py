@@ -61,7 +61,7 @@ class StallGuard:
             reasons.append(
                 f"the norm of the gradient was 0 in {self._num_without_gradient}, with a mean return of "
                 f"{fmean(self._returns):.3g} and {fmean(self._successes):.0%} successes: look at the rewards with "
-                f"`slipstream replay diff STEP`; {self._outlook().value}"
+                f"`slipstream view`; {self._outlook().value}"
             )
         if self._num_skipped:
             reasons.append(

@@ -50,14 +50,6 @@ SELECTION: dict[str, dict[str, Any]] = {
 REASON: dict[str, dict[str, Any]] = {
     "--reason": {"required": True, "metavar": "WHY", "help": "why it is set aside; `replay quarantined` lists it"}
 }
-DIFFS: dict[str, dict[str, Any]] = {
-    "--diffs": {
-        "type": _count,
-        "default": 3,
-        "metavar": "N",
-        "help": "compare the actions in the N groups with the most unequal returns (default: 3)",
-    }
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +74,6 @@ QUESTIONS = {
     "groups": Question("groups:groups", "list the groups in Redis", STREAM | JSON | FILTERS | LIMIT),
     "show": Question(
         "show:show", "show the members of a group, or one trajectory turn by turn", STREAM | JSON, "GROUP [MEMBER]"
-    ),
-    "diff": Question(
-        "diff:diff",
-        "show what a step was trained on, and its best against its worst actions; or compare two steps",
-        JSON | DIFFS,
-        "STEP [OTHER]",
     ),
     "quarantine": Question(
         "group_edits:quarantine",

@@ -46,14 +46,12 @@ class RecordedStep:
     """The groups that one optimizer step was trained on."""
 
     step: int
-    policy_version: int | None  # that the step began with; None if the step is only in Redis
+    policy_version: int  # that the step began with
     resumptions: Sequence[Resumption]  # of the learner, before that version
     groups: list[RecordedGroup]  # each with at least one trajectory
 
-    def lag_of(self, version: int) -> int | None:
-        """The lag of `version` in optimizer steps; None if the version that the step began with is unknown."""
-        if self.policy_version is None:
-            return None
+    def lag_of(self, version: int) -> int:
+        """The lag of `version` in optimizer steps."""
         found = lags(np.array([version], np.int32), policy_version=self.policy_version, resumptions=self.resumptions)
         return int(found[0])
 
@@ -93,15 +91,6 @@ class RunRecords:
             f"group {group_id} is not in the {self._stream} stream of {self._config.run.name}: {self._looked()}; "
             "`slipstream replay groups` lists the groups in Redis"
         )
-
-    def step(self, step: int) -> RecordedStep:
-        """The groups that `step` was trained on. Raises NotRecorded."""
-        if step in self._archived_steps():
-            return read_archived(self._archive, step)
-        readable = [group for group in self._held(["claimed", "ready"], step=step) if group.trajectories]
-        if readable:
-            return RecordedStep(step=step, policy_version=None, resumptions=(), groups=readable)
-        raise NotRecorded(f"step {step} of {self._config.run.name} is not recorded: {self._looked()}")
 
     def held(self, states: Collection[str]) -> Iterator[RecordedGroup]:
         """Yield the groups in Redis that are in `states` and have a trajectory."""

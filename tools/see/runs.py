@@ -56,7 +56,7 @@ def check_running(config: Config) -> None:
     more = " learner.steps=MORE" if ended == "has finished" else ""
     raise RedisUnreachable(
         f"run {name!r} {ended}, and its Redis server ended with it; its archive answers `slipstream replay "
-        f"show|diff|export run.name={name}`, and `slipstream up --resume {name}{more}` continues the run"
+        f"show|export run.name={name}`, and `slipstream up --resume {name}{more}` continues the run"
     )
 
 

@@ -23,9 +23,9 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.records.token_record import read_tokens
 from slipstream.replay.run.archive import Archive
-from slipstream.tools.replay.diff import group_facts, step_facts
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
 from slipstream.tools.replay.show import member_facts, trajectory_facts
+from slipstream.tools.replay.step_facts import group_facts, step_facts
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.prepare import model_folder
 from slipstream.tools.see.metrics_window import numbers

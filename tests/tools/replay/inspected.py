@@ -46,9 +46,9 @@ class Inspected:
         facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
         Fleet(self.client, self.run_id).describe_run(facts)
 
-    def archive(self, step: int, groups: list[Group], *, policy_version: int = 4, **facts: Any) -> None:
+    def archive(self, step: int, groups: list[Group]) -> None:
         writer = ArchiveWriter(RunDir(self.root, self.run_id).trajectories, self.run_id, epoch=1)
-        made = ArchivedStep(step=step, policy_version=policy_version, conditions={}, groups=groups, **facts)
+        made = ArchivedStep(step=step, policy_version=4, conditions={}, groups=groups)
         writer.append(made)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:

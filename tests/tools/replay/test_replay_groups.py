@@ -127,7 +127,7 @@ def test_bad_arguments_are_explained(arguments: list[str], complaint: str, capsy
 
 
 @pytest.mark.parametrize(
-    "question", ["audit", "groups", "show", "diff", "quarantine", "requeue", "failures", "quarantined", "export"]
+    "question", ["audit", "groups", "show", "quarantine", "requeue", "failures", "quarantined", "export"]
 )
 def test_every_question_has_help(question: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -151,7 +151,7 @@ def test_who_may_only_read_can_ask_everything_that_changes_nothing(
         run.fill()
         assert len(run.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
         assert [group["group_id"] for group in run.json("groups")] == [2, 1]
-        assert "turn 1" in run("show", "1", "1") and "trained_reward: 0.500" in run("diff", "1")
+        assert "turn 1" in run("show", "1", "1")
         assert run.json("failures") == run.json("quarantined") == []
         assert "2 trajectories" in run("export", str(tmp_path / "rows.jsonl"))
         assert "no permissions to run the 'evalsha' command" in run("requeue", "2", code=2)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.keys import key
 from tests.common.text.small_tokenizer import END
 from tests.tools.replay.inspected import Inspected
@@ -120,3 +121,30 @@ def test_a_model_that_is_not_on_this_host_is_named_with_the_way_out(inspected: I
     complaint = inspected("show", "1", "0", code=2)
     assert f"the run's model folder {inspected.root / 'model'} is not on this host" in complaint
     assert "turn 1: reward task 0" in inspected("show", "1", "0", f"model.path={elsewhere}")
+
+
+def archived(inspected: Inspected) -> None:
+    """Train step 4 on group 1, which then is in the archive alone."""
+    inspected.filled(1)
+    inspected.archive(4, inspected.buffer.learner.claim(4, 1, policy_version=4, max_lag=9))
+    inspected.buffer.learner.settle(4)
+    assert inspected.buffer.learner.ledger().trained == 1
+
+
+def test_a_trained_group_is_shown_from_the_archive_also_without_a_server(inspected: Inspected) -> None:
+    archived(inspected)
+    alone = ("redis.url=redis://127.0.0.1:1", f"model.path={inspected.root / 'model'}")
+    for settings in ((), alone):
+        said = inspected("show", "1", "1", *settings)
+        assert "group 1, member 1, attempt 0, archived, claimed for step 4" in said
+    complaint = inspected("show", "7", *alone, code=2)
+    assert "group 7 is not in the train stream" in complaint and "no server answers" in complaint
+    assert "trajectories has steps 4 to 4" in complaint
+
+
+@pytest.mark.parametrize("size", [0, 40])
+def test_a_damaged_archive_is_named(inspected: Inspected, size: int) -> None:
+    archived(inspected)
+    [path] = RunDir(inspected.root, inspected.run_id).trajectories.iterdir()
+    path.write_bytes(path.read_bytes()[:size])
+    assert str(path) in inspected("show", "1", code=2)
