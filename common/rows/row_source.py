@@ -46,20 +46,20 @@ def is_hub(source: Path | str) -> bool:
     return str(source).startswith(HUB)
 
 
-def read_lines(source: Path | str, *, skip: int = 0) -> Iterator[Line]:
-    """Yield the rows of `source` after the first `skip`. Raises ConfigError if it cannot be read."""
+def read_lines(source: Path | str) -> Iterator[Line]:
+    """Yield the rows of `source`. Raises ConfigError if it cannot be read."""
     if is_hub(source):
-        yield from _hub(str(source), skip)
+        yield from _hub(str(source))
         return
     path = Path(source)
     try:
         match path.suffix:
             case ".jsonl":
-                yield from _jsonl(path, skip)
+                yield from _jsonl(path)
             case ".json":
-                yield from _json(path, skip)
+                yield from _json(path)
             case ".parquet":
-                yield from _parquet(path, skip)
+                yield from _parquet(path)
             case _:
                 raise ConfigError(f"{path}: the name must end in .jsonl, .json or .parquet; rename or convert the file")
     except OSError as error:
@@ -109,7 +109,7 @@ def _plain_line(number: int, row: Row) -> Line:
     return Line(number=number, row=read)
 
 
-def _jsonl(path: Path, skip: int) -> Iterator[Line]:
+def _jsonl(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
         number = 0
         while text := file.readline(MAX_LINE_BYTES):
@@ -121,9 +121,6 @@ def _jsonl(path: Path, skip: int) -> Iterator[Line]:
                 text = text[:0]
             if text and not text.removeprefix(b"\xef\xbb\xbf").strip():
                 continue  # a blank line is no row
-            if skip > 0:
-                skip -= 1
-                continue
             yield (
                 _line(number, text)
                 if text
@@ -131,11 +128,11 @@ def _jsonl(path: Path, skip: int) -> Iterator[Line]:
             )
 
 
-def _json(path: Path, skip: int) -> Iterator[Line]:
+def _json(path: Path) -> Iterator[Line]:
     """The rows of one array; of another file, those of its lines. Raises ConfigError."""
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if not text[:1000].lstrip().startswith(b"["):
-        yield from _jsonl(path, skip)
+        yield from _jsonl(path)
         return
     try:
         rows = json.loads(text.decode(), object_pairs_hook=_object)
@@ -143,7 +140,7 @@ def _json(path: Path, skip: int) -> Iterator[Line]:
         raise ConfigError(
             f"{path} cannot be read as a JSON array: {error}; restore it from a copy, or write it again"
         ) from error
-    for number, row in enumerate(rows[skip:], skip + 1):
+    for number, row in enumerate(rows, 1):
         yield _line(number, json.dumps(row).encode())
 
 
@@ -177,7 +174,7 @@ def _check_once(names: Sequence[str]) -> None:
         raise ValueError(f"it has {max(names, key=names.count)!r:.80} twice; keep one of them")
 
 
-def _parquet(path: Path, skip: int) -> Iterator[Line]:
+def _parquet(path: Path) -> Iterator[Line]:
     import pyarrow as pa  # only .parquet files need pyarrow
     import pyarrow.parquet as pq
 
@@ -186,9 +183,7 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
         with pq.ParquetFile(path) as file:
             _check_once(file.schema_arrow.names)
             for batch in file.iter_batches(BATCH_ROWS):
-                num_skipped = min(max(0, skip - num_read), batch.num_rows)
-                num_read += num_skipped
-                for row in batch.slice(num_skipped).to_pylist(maps_as_pydicts="lossy"):
+                for row in batch.to_pylist(maps_as_pydicts="lossy"):
                     num_read += 1
                     yield _plain_line(num_read, row)
     except MemoryError as error:  # Arrow's own too
@@ -203,7 +198,7 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
         ) from error
 
 
-def _hub(name: str, skip: int) -> Iterator[Line]:
+def _hub(name: str) -> Iterator[Line]:
     """The rows of `hub:NAME:SPLIT` or `hub:NAME:CONFIG:SPLIT`, by the package datasets. Raises ConfigError."""
     parts = name.removeprefix(HUB).split(":")
     if len(parts) not in (2, 3) or not all(parts):
@@ -221,7 +216,6 @@ def _hub(name: str, skip: int) -> Iterator[Line]:
     try:
         rows = datasets.load_dataset(path, *config, split=split)
         for number, row in enumerate(rows, 1):
-            if number > skip:
-                yield _plain_line(number, row)
+            yield _plain_line(number, row)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error

@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the journal: the marks of the rows that were shown together, and what was spent until then."""
+    """A line of the journal: the marks of a row, and what was spent until then."""
 
     asked: str  # the digest of what the judge was shown, and of how it was asked
-    marks: list[dict[str, float]]  # by name, of each row
+    marks: dict[str, float]  # by name
     spent: dict[str, tuple[int, int, float]]  # of each judge: requests, tokens, money
 
 

@@ -1,8 +1,8 @@
-"""Marks the rows of `slipstream data` by a judge: each row by itself, or the rows of a task against each other."""
+"""Marks the rows of `slipstream data` by a judge."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,17 +17,15 @@ from slipstream.envhub.rewards.episode import Episode, Marked
 from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.panel import Panel
 from slipstream.envhub.rewards.part import Part, check_keys, parts_of
-from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 from slipstream.tools.data.answer_journal import Entry, append_entry, ask_for_all, entries_of
 
-MAX_OPEN = 256  # rows or tasks that are judged at a time; `max_concurrent` of a judge limits the requests
-MAX_COMPARED = 64  # rows of a task
+MAX_OPEN = 256  # rows that are judged at a time; `max_concurrent` of a judge limits the requests
 # What may change without asking again.
 LIMITS = {
     *("max_concurrent", "timeout_s", "deadline_s", "max_requests", "max_total_tokens", "max_cost"),
     *("input_price", "output_price", "cache_size", "key_env", "key_file"),
 }
-NOT_HERE = {"weight", "min", "max", "only_if", "success_from"}  # keys of a part of a reward
+NOT_HERE = {"weight", "min", "max", "only_if", "success_from", "compare"}  # keys of a part of a reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +39,7 @@ class RowJudge:
     def judges(self) -> Mapping[str, Judge]:
         """The judges that it asks, by name; one without a panel."""
         measure = self.part.measure
-        if isinstance(measure, Panel | GroupJudge):
+        if isinstance(measure, Panel):
             return measure.judges
         assert isinstance(measure, Judge)
         return {"": measure}
@@ -51,22 +49,15 @@ class RowJudge:
         """The columns that a judge sees beside the conversation."""
         return sorted({name for judge in self.judges.values() for name in judge.columns})
 
-    @property
-    def compares(self) -> bool:
-        """Whether it is shown the rows of a task together."""
-        return isinstance(self.part.measure, GroupJudge)
-
-    async def marks(self, rows: Sequence[Shown]) -> list[dict[str, float]]:
-        """The marks of rows that are shown together. Raises EnvError without any."""
+    async def marks(self, messages: list[dict[str, str]], columns: dict[str, Any]) -> dict[str, float]:
+        """The mark of a row, and what is beside it. Raises EnvError without one."""
         name, measure = self.part.name, self.part.measure
-        if isinstance(measure, GroupJudge):
-            found = await measure(rows)
-        else:
-            values = [await measure(_episode(row)) for row in rows]
-            found = [
-                value if isinstance(value, Marked) else Marked(value=_number(value), beside={}) for value in values
-            ]
-        return [{name: each.value} | {f"{name}_{key}": mark for key, mark in each.beside.items()} for each in found]
+        assert isinstance(measure, Panel | Judge)
+        found = await measure(_episode(messages, columns))
+        if isinstance(found, Marked):
+            return {name: found.value} | {f"{name}_{key}": mark for key, mark in found.beside.items()}
+        assert isinstance(found, float), "a judge gives one number"
+        return {name: found}
 
 
 def read_judge(path: Path) -> RowJudge:
@@ -86,7 +77,7 @@ def read_judge(path: Path) -> RowJudge:
     judge = RowJudge(part=part, settings="")
     if any(each.client.url == ACTORS for each in judge.judges.values()):
         raise ConfigError(f"`{path}.{name}.url` must be a server's, got {ACTORS!r}: rows are judged without a run")
-    check_keys({"": [part]}, of_groups=judge.compares)
+    check_keys({"": [part]})
     rubrics = {key: repr(each.rubric) for key, each in judge.judges.items()}
     return RowJudge(part=part, settings=json.dumps([_without_limits(settings), rubrics], sort_keys=True, default=str))
 
@@ -97,18 +88,19 @@ def _without_limits(settings: object) -> object:
     return {str(key): _without_limits(value) for key, value in settings.items() if key not in (*LIMITS, "rubric")}
 
 
-def judged(waiting: Path, judge: RowJudge, journal: Path) -> list[dict[str, float]]:
-    """The marks of each row of the file `waiting`, in order. Raises ConfigError if the judge fails or its budget ends.
+def judged(rows: BinaryIO, judge: RowJudge, journal: Path) -> list[dict[str, float]]:
+    """The marks of each row of the file `rows`, in order. Raises ConfigError if the judge fails or its budget ends.
 
-    In memory are a mark and a place for each row, and the rows that are being judged.
+    In memory are a mark for each row, and the rows that are being judged.
     """
-    offsets, together = _index(waiting, by_task=judge.compares)
-    marks: list[dict[str, float]] = [{}] * len(offsets)
+    rows.seek(0)
+    marks: list[dict[str, float]] = [{} for _ in rows]
+    rows.seek(0)
     try:
-        with waiting.open("rb") as file, appended(journal) as written:
+        with appended(journal) as written:
             work = _Work(judge=judge, known=_known(written, journal, judge), journal=written, marks=marks)
             ask_for_all(
-                _units(file, offsets, together),
+                enumerate(rows),
                 work.one,
                 at_once=MAX_OPEN,
                 progress=lambda: f"{sum(map(bool, marks))} of {len(marks)} rows are judged",
@@ -116,7 +108,7 @@ def judged(waiting: Path, judge: RowJudge, journal: Path) -> list[dict[str, floa
     except EnvError as error:
         raise ConfigError(
             f"the judge `{judge.part.key}` failed: {error}; {sum(map(bool, marks))} of {len(marks)} rows are marked in "
-            f"{journal}, and the same command continues there"
+            f"{journal}, and the same command asks for the others"
         ) from None
     return marks
 
@@ -124,32 +116,33 @@ def judged(waiting: Path, judge: RowJudge, journal: Path) -> list[dict[str, floa
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
     judge: RowJudge
-    known: dict[str, list[dict[str, float]]]  # by what was asked
+    known: dict[str, dict[str, float]]  # by what was asked
     journal: BinaryIO
     marks: list[dict[str, float]]  # of each row
 
-    async def one(self, unit: tuple[list[int], list[Shown]]) -> None:
-        """Set the marks of rows that are shown together, given with their numbers. Raises EnvError."""
-        numbers, rows = unit
-        text = json.dumps([self.judge.settings, [[row.conversation, row.columns] for row in rows]], sort_keys=True)
+    async def one(self, numbered: tuple[int, bytes]) -> None:
+        """Set the marks of a row, given with its number. Raises EnvError."""
+        number, line = numbered
+        row = json.loads(line)
+        messages = [{"role": each["role"], "content": each["content"]} for each in row["messages"]]
+        text = json.dumps([self.judge.settings, messages, row["columns"]], sort_keys=True)
         asked = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         if asked not in self.known:
-            self.known[asked] = await self.judge.marks(rows)
+            self.known[asked] = await self.judge.marks(messages, row["columns"])
             clients = {name: each.client for name, each in self.judge.judges.items()}
             spent = {name: (each.num_requests, each.num_tokens, each.cost) for name, each in clients.items()}
             append_entry(self.journal, Entry(asked=asked, marks=self.known[asked], spent=spent))
-        for number, mark in zip(numbers, self.known[asked], strict=True):
-            self.marks[number] = mark
+        self.marks[number] = self.known[asked]
 
 
-def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, list[dict[str, float]]]:
+def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, dict[str, float]]:
     """What the journal has under the judge's name, by what was asked. The judges then have spent what the journal says.
 
     Raises ConfigError if it is damaged.
     """
     known = {}
     for entry in entries_of(file, journal):
-        if all(judge.part.name in mark for mark in entry.marks):
+        if judge.part.name in entry.marks:
             known[entry.asked] = entry.marks
         for name in judge.judges.keys() & entry.spent.keys():
             client, (requests, tokens, cost) = judge.judges[name].client, entry.spent[name]
@@ -158,49 +151,13 @@ def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, list[dic
     return known
 
 
-def _index(waiting: Path, *, by_task: bool) -> tuple[list[int], list[list[int]]]:
-    """Where each row begins in the file, and the numbers of the rows that are shown together. Raises ConfigError."""
-    offsets, together = list[int](), dict[object, list[int]]()
-    with waiting.open("rb") as file:
-        while line := file.readline():
-            offsets.append(file.tell() - len(line))
-            number = len(offsets) - 1
-            together.setdefault(json.loads(line)["task"] if by_task else number, []).append(number)
-    for task, numbers in together.items():
-        if len(numbers) > MAX_COMPARED:
-            raise ConfigError(
-                f"`compare`: task {task} has {len(numbers)} rows, the limit is {MAX_COMPARED}; leave compare out, or "
-                "filter the rows"
-            )
-    return offsets, list(together.values())
-
-
-def _units(
-    file: Any, offsets: Sequence[int], together: Sequence[Sequence[int]]
-) -> Iterator[tuple[list[int], list[Shown]]]:
-    """Yield the rows that are shown together, with their numbers. Raises ConfigError if their columns differ."""
-    for numbers in together:
-        rows = []
-        for number in numbers:
-            file.seek(offsets[number])
-            row = json.loads(file.readline())
-            conversation = [{"role": each["role"], "content": each["content"]} for each in row["messages"]]
-            rows.append(Shown(conversation=conversation, columns=row["columns"]))
-            if differing := [name for name, value in row["columns"].items() if value != rows[0].columns[name]]:
-                raise ConfigError(
-                    f"`compare`: the rows of task {row['task']} differ in {', '.join(differing)}, and a judge that "
-                    "compares them is shown one value; remove it from `columns`, or leave compare out"
-                )
-        yield list(numbers), rows
-
-
-def _episode(row: Shown) -> Episode:
+def _episode(messages: list[dict[str, str]], columns: dict[str, Any]) -> Episode:
     """A row as a judge of episodes gets it."""
     return Episode(
         task=Task(env="data", split="train", index=0),
-        columns=row.columns,
+        columns=columns,
         prompt=[],
-        messages=row.conversation,
+        messages=messages,
         ending=[],
         turns=[],
         max_turns=0,
@@ -209,8 +166,3 @@ def _episode(row: Shown) -> Episode:
         stop_reason="done",
         completion_ids=[],
     )
-
-
-def _number(value: Any) -> float:
-    assert isinstance(value, float), "a judge gives one number"
-    return value

@@ -37,23 +37,20 @@ class NearDuplicates:
         self._newest = np.full((NUM_BANDS, NUM_SLOTS), -1, dtype=np.int32)  # the newest text of each slot
         self._num_texts = 0
 
-    def add(self, messages: Iterable[Message]) -> npt.NDArray[np.uint32] | None:
-        """Remember the text of `messages`, and return its minima; None if it is nearly that of an earlier one."""
+    def add(self, messages: Iterable[Message]) -> bool:
+        """Remember the text of `messages` and return True; False if it is nearly that of an earlier one."""
         shingles = shingle_hashes(message.content for message in messages if message.role != "system")
         minima: npt.NDArray[np.uint32] = ((shingles * self._factors) >> np.uint64(32)).astype(np.uint32).min(axis=1)
-        candidates = np.unique(self._newest[_BANDS, self._slots(minima)])
+        slots = self._slots(minima)
+        candidates = np.unique(self._newest[_BANDS, slots])
         agreeing = (self._minima[candidates[candidates >= 0]] == minima).sum(axis=1)
         if (agreeing >= self._num_equal).any():
-            return None
-        self.remember(minima)
-        return minima
-
-    def remember(self, minima: npt.NDArray[np.uint32]) -> None:
-        """Remember a text by its minima, such as those that `add` returned in an earlier call."""
+            return False
         place = self._num_texts % WINDOW
         self._minima[place] = minima
-        self._newest[_BANDS, self._slots(minima)] = place
+        self._newest[_BANDS, slots] = place
         self._num_texts += 1
+        return True
 
     def _slots(self, minima: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """The slot of each band, by the hash of its minima."""

@@ -19,19 +19,8 @@ RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "
 
 
 def marks_of(request: dict[str, Any], number: int) -> Reply:
-    """The number that the last reply says; of compared rows, each its own; of a pair, the higher one is better."""
-    shown = json.loads(request["messages"][-1]["content"])
-    if "conversation" in shown:
-        return completion(last_of(shown["conversation"]))
-    said = {key: last_of(messages) for key, messages in shown["episodes"].items()}
-    if '{"better"' in request["messages"][0]["content"]:
-        first, second = float(said["1"]), float(said["2"])
-        return completion(json.dumps({"better": "tie" if first == second else "1" if first > second else "2"}))
-    return completion(json.dumps({key: {"clear": float(mark)} for key, mark in said.items()}))
-
-
-def last_of(messages: list[dict[str, str]]) -> str:
-    return messages[-1]["content"]
+    """The number that the last reply says."""
+    return completion(json.loads(request["messages"][-1]["content"])["conversation"][-1]["content"])
 
 
 @pytest.fixture
@@ -67,7 +56,7 @@ def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, r
     written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     server.answer_by(lambda request, number: marks_of(request, number) if number < 3 else (400, {}, b"no more"))
     failed = run(max_concurrent=1)
-    assert "failed: " in failed and "status 400" in failed and "the same command continues" in failed
+    assert "failed: " in failed and "status 400" in failed and "the same command asks for the others" in failed
     assert not (tmp_path / "out.jsonl").exists()
     assert len(read(tmp_path / "out.marks.jsonl")) == 3
     server.answer_by(marks_of)
@@ -93,17 +82,6 @@ def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJu
     assert run() == "" and len(server.requests) == 2, "both are in the journal"
 
 
-def test_rows_of_other_columns_are_not_compared(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    """The judge would see the reference of the first row for all of them."""
-    rows = [talk("which?", mark, task="one", ref=ref) for mark, ref in (("9", "x"), ("2", "y"))]
-    written(tmp_path / "rows.jsonl", rows)
-    assert "the rows of task one differ in ref" in run(compare="listwise", columns=["ref"])
-    assert not server.requests
-    (tmp_path / "out.progress.json").unlink()
-    written(tmp_path / "rows.jsonl", [row | {"ref": "x"} for row in rows])
-    assert run(compare="listwise", columns=["ref"]) == ""
-
-
 def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)  # three answers of 7 tokens
@@ -113,19 +91,6 @@ def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudg
     assert len(server.requests) == asked, "a new process has no new budget"
     assert run(max_concurrent=1, max_total_tokens=42) == ""
     assert len(server.requests) == 6
-
-
-@pytest.mark.parametrize(
-    ("compare", "expected"), [("listwise", [0.9, 0.2, 0.7, 0.5]), ("pairwise", [1.0, 0.0, 0.5, 0.5])]
-)
-def test_the_rows_of_a_task_are_compared_with_each_other(
-    tmp_path: Path, run: Callable[..., str], compare: str, expected: list[float]
-) -> None:
-    rows = [talk("which?", mark, task="one") for mark in ("9", "2", "7")] + [talk("alone?", "5", task="two")]
-    written(tmp_path / "rows.jsonl", [rows[0], rows[3], *rows[1:3]])
-    assert run(compare=compare) == ""
-    by_reply = {row["messages"][-1]["content"]: row["marks"]["clear"] for row in read(tmp_path / "out.jsonl")}
-    assert [by_reply[reply] for reply in ("9", "2", "7", "5")] == expected
 
 
 def test_a_panel_s_marks_are_beside_theirs(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
@@ -155,6 +120,7 @@ def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJu
     ("settings", "why"),
     [
         ({"weight": 2}, "has weight, which are for rewards"),
+        ({"compare": "listwise"}, "has compare, which are for rewards"),
         ({"part": "format", "url": None, "model": None, "rubric": None}, "must be judge or panel"),
         ({"url": "actors", "model": None}, "must be a server's"),
         ({"rubric": {}}, "a rubric is"),
