@@ -1,4 +1,4 @@
-"""The text that shows finished attempts at a task to the policy, at the end of the first messages of a new one."""
+"""The text that shows failed attempts at a task to the policy, at the end of the first messages of a new one."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ REQUEST = "Attempt the task again from the start. Learn from these attempts."
 FAILED = "This attempt failed."
 
 
-def hint_of(attempts: Sequence[Sequence[Exchange]], *, outcome: str = "") -> str:
-    """Every action of the attempts and its answer; `outcome` follows each, if it is known. "" without attempts."""
+def hint_of(attempts: Sequence[Sequence[Exchange]]) -> str:
+    """Every action of the attempts and its answer; "" without attempts."""
     if not attempts:
         return ""
     parts = [INTRODUCTION]
@@ -18,5 +18,5 @@ def hint_of(attempts: Sequence[Sequence[Exchange]], *, outcome: str = "") -> str
         parts.append(f"Attempt {number}:")
         for exchange in exchanges:
             parts += [f"> {exchange.action}", *(message.content for message in exchange.answer)]
-        parts += [outcome] if outcome else []
+        parts.append(FAILED)
     return "\n".join([*parts, REQUEST])

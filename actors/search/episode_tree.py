@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.hint import FAILED, hint_of
+from slipstream.actors.episode.hint import hint_of
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import EpisodeSetup
@@ -103,7 +103,7 @@ class EpisodeTree:
         return reached
 
     async def revise(self, ends: Sequence[State]) -> State | None:
-        hint = hint_of([self._stretches[end].exchanges for end in ends], outcome=FAILED)
+        hint = hint_of([self._stretches[end].exchanges for end in ends])
         played = await self._play(START, num_turns=self._setup.allowance.max_turns, hint=hint)
         if played is None:
             return None

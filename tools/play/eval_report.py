@@ -10,27 +10,19 @@ from typing import Any
 
 from slipstream.common.process.headline import Z, interval, wilson
 from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
-from slipstream.tools.play.eval_options import EvalOptions
-
-USUAL = EvalOptions()
 
 
-def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str, Any]:
-    """Return the numbers of one format, environment and way of sampling, from at least one episode.
-
-    If attempts depend on each other, what fewer of them would have achieved is not known: only all of them count.
-    """
+def report(episodes: Sequence[Played]) -> dict[str, Any]:
+    """Return the numbers of one format, environment and way of sampling, from at least one episode."""
     tasks = _by_task(episodes)
     success = fmean(_rate(attempts) for attempts in tasks.values())
     low, high = wilson(success, len(tasks))
     fewest, most = (number(map(len, tasks.values())) for number in (min, max))
     more: dict[str, Any] = {}
-    if fewest > 1 and not options.revise:
+    if fewest > 1:
         more["pass_at"] = {str(size): _passed(tasks, size) for size in _powers(fewest)}
     if most > 1:
-        more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}) if not options.revise else [most])
-    if options.revise:
-        more["by_attempt"] = {str(place + 1): _at(tasks, place) for place in range(most)}
+        more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}))
     return {
         "num_tasks": len(tasks),
         "num_episodes": len(episodes),
@@ -134,11 +126,6 @@ def _best_of(tasks: Mapping[int, Sequence[Played]], *, sizes: Sequence[int]) -> 
 def _choice(tasks: Mapping[int, Sequence[Played]], *, way: str, size: int) -> dict[str, float]:
     results = [chosen(attempts, way=way, size=size) for attempts in tasks.values()]
     return _rated([success for success, _ in results]) | {"tokens_written": fmean(tokens for _, tokens in results)}
-
-
-def _at(tasks: Mapping[int, Sequence[Played]], place: int) -> dict[str, float]:
-    """Success of the attempts at one place, over the tasks that have it."""
-    return _rated([attempts[place].success for attempts in tasks.values() if place < len(attempts)])
 
 
 def _by_task(episodes: Sequence[Played]) -> dict[int, list[Played]]:

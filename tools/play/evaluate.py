@@ -6,8 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord, Exchange
-from slipstream.actors.episode.hint import hint_of
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
@@ -20,7 +19,7 @@ from slipstream.common.records.reward_protocol import CRITICS
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.text.action_format import action_format
 from slipstream.common.text.chat import reply_form
-from slipstream.envhub.catalogue import DRIVING, num_rows
+from slipstream.envhub.catalogue import num_rows
 from slipstream.tools.data.chat_file import ChatServer, read_chat_file
 from slipstream.tools.play.collect import play_task
 from slipstream.tools.play.collect_server import Served, served_setup
@@ -46,7 +45,6 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     tokens. Several formats or searches play the same tasks, and a table of them follows.
     """
     log_to_stderr(logging.WARNING)
-    check_revisable(config, options)
     for name in options.search:
         check_collect(config, CollectOptions(search=name))
     formats = options.compare or (config.env.action_format,)
@@ -75,16 +73,6 @@ def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, va
     return 0
 
 
-def check_revisable(config: Config, options: EvalOptions) -> None:
-    """Raise ConfigError for `--revise` where an environment writes its prompts itself."""
-    for part in config.env.entries().values():
-        if options.revise and part.name in DRIVING:
-            raise ConfigError(
-                f"`--revise` is not possible for `env.name` {part.name}: this environment writes its prompts itself, "
-                "and earlier attempts cannot be shown in them; leave it out"
-            )
-
-
 def check_no_critic(values: StateValues | None) -> None:
     """Raise ConfigError for a critic."""
     if values and values.kind in CRITICS:
@@ -106,7 +94,7 @@ async def _evaluate(
         name: dataclasses.replace(stage, action_format=action_format(name, config.env.formats))
         for name in options.compare or (config.env.action_format,)
     }
-    greedy = dataclasses.replace(options, attempts=1, reward_model="", revise=False)
+    greedy = dataclasses.replace(options, attempts=1, reward_model="")
     sampled = ("sampled", config.sampling.temperature, options, values)
     ways = [("server", 1.0, options, values)] if server else [sampled, ("greedy", 0.0, greedy, None)]
     tables = []
@@ -120,11 +108,11 @@ async def _evaluate(
                 played[name] = await test.play_all(label)
                 about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
                 about |= {"model": server.model} if server else {}
-                print(json.dumps({**about, **report(played[name], asked)}), flush=True)
+                print(json.dumps({**about, **report(played[name])}), flush=True)
             for search in options.search if sampling == "sampled" else ():
                 played[search] = await dataclasses.replace(test, search=search).play_all(label)
                 about = {"env": label, "sampling": sampling, "search": search}
-                print(json.dumps({**about, **report(played[search], asked)}), flush=True)
+                print(json.dumps({**about, **report(played[search])}), flush=True)
             tables.append((f"{label}, {sampling}", *compared(played)))
     for title, head, rows in (table for table in tables if len(table[2]) > 1):
         print(f"\n{title}: means, and 95 % intervals over tasks")
@@ -160,19 +148,12 @@ class _Test:
         return played
 
     async def _attempts(self, task: Task, room: asyncio.Semaphore, work: LongWork) -> list[Played]:
-        """Play a task as often as the options want: one attempt after another only if they depend on each other."""
-        members = range(self.options.attempts)
+        """Play a task as often as the options want."""
         if self.search:
             return await self._searched(task, room, work)
-        if not self.options.revise:
-            alike = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
-            return [each.played for each in alike if each is not None]
-        attempts: list[_Ended] = []
-        for member in members:
-            shown = [attempts[-1].exchanges] if attempts else []
-            if (ended := await self._play(task, member, room, work, hint=hint_of(shown))) is not None:
-                attempts.append(ended)
-        return [each.played for each in attempts]
+        members = range(self.options.attempts)
+        played = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
+        return [each for each in played if each is not None]
 
     async def _searched(self, task: Task, room: asyncio.Semaphore, work: LongWork) -> list[Played]:
         """The finished episode of the highest return that a search found, with the tokens of all that it tried."""
@@ -185,9 +166,7 @@ class _Test:
             return []
         return [dataclasses.replace(Played.of(best, action=None), num_written=found.num_sampled)]
 
-    async def _play(
-        self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork, *, hint: str = ""
-    ) -> "_Ended | None":
+    async def _play(self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork) -> Played | None:
         """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
         record = EpisodeRecord(attempt=self._attempt(task, member))
         try:
@@ -196,7 +175,6 @@ class _Test:
                     record,
                     setup=self.setup,
                     num_turns=self.setup.allowance.max_turns,
-                    hint=hint,
                     sampler=self._served(record),
                 )
             value = float((await self.values.of_turns(stretch.record))[-1]) if self.values else None
@@ -206,8 +184,7 @@ class _Test:
         finally:
             work.done()
         action = stretch.actions[-1] if stretch.exchanges else None
-        played = Played.of(stretch.record, action=action, value=value)
-        return _Ended(played=played, exchanges=stretch.exchanges)
+        return Played.of(stretch.record, action=action, value=value)
 
     def _served(self, record: EpisodeRecord) -> Served | None:
         """What plays instead of the engine."""
@@ -226,11 +203,3 @@ class _Test:
         max_turn_tokens = self.config.sampling.max_turn_tokens
         sampling = Sampling(temperature=self.temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens)
         return attempt_at(self.config, self.setup, task, sampling, group_id=task.index, member=member)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Ended:
-    """A finished attempt, and what it did, for the next one."""
-
-    played: Played
-    exchanges: tuple[Exchange, ...]

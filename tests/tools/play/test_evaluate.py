@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from slipstream.actors.engine.orders import Refused
-from slipstream.actors.episode.hint import INTRODUCTION
 from slipstream.actors.host.act import make_setup
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
@@ -22,9 +21,9 @@ from slipstream.tools.play import fixed_policy
 from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, pass_at, report, spread
-from slipstream.tools.play.evaluate import check_revisable, evaluate_on
+from slipstream.tools.play.evaluate import evaluate_on
 from tests.actors.episode.episodes import ids
-from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 from tests.tools.run.tiny_model import save_tiny_model
 
 SEARCHED = ("dfsdt", "mcts", "tree_of_thoughts")
@@ -89,8 +88,6 @@ def test_a_choice_is_the_mean_over_whole_parts_of_the_attempts() -> None:
     best = report(episodes)["best_of"]
     assert list(best) == ["likelihood", "majority"] and list(best["majority"]) == ["1", "2", "5"]
     assert best["likelihood"]["2"]["rate"] == 0.75 and best["likelihood"]["2"]["tokens_written"] == 11.5
-    assert list(report(episodes, EvalOptions(attempts=5, revise=True))["best_of"]["majority"]) == ["5"]
-    assert "pass_at" not in report(episodes, EvalOptions(attempts=5, revise=True))
 
 
 Write = Callable[[str, int], str]
@@ -157,8 +154,6 @@ def test_searches_play_the_same_tasks_as_sampled_episodes_and_their_whole_cost_c
             ({"search": ("mcts",)} | more, "`--search` must be empty with --server, --compare and --attempts")
             for more in ({"server": "x"}, {"attempts": 2})
         ),
-        ({"server": "x", "attempts": 2, "revise": True}, "`--server` must be empty with --revise"),
-        ({"revise": True}, "`--revise` must be left out without --attempts from 2 on"),
         *(({"attempts": number}, "`--attempts` must be") for number in (0, 1001)),
         *(({"compare": names}, "`--compare` must be") for names in (("plain",), ("a", "a"))),
     ],
@@ -197,28 +192,3 @@ def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pyt
     results, table = evaluated(EvalOptions(), tmp_path, capsys)
     assert [line["sampling"] for line in results] == ["sampled", "greedy"] and table == ""
     assert all("format" not in line for line in results)
-
-
-def test_a_revision_is_shown_the_attempt_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The policy writes the wanted word only where it reads an attempt that failed."""
-    prompts = set[str]()
-
-    def write(prompt: str, seed: int) -> str:
-        opening = prompt.split(END)[0]
-        prompts.add(opening)
-        return opening.split("say ")[1].split()[0] if "> nothing" in opening else "nothing"
-
-    results, _ = evaluated(EvalOptions(attempts=3, revise=True), tmp_path, capsys, write=write)
-    sampled, greedy = results
-    assert {place: each["rate"] for place, each in sampled["by_attempt"].items()} == {"1": 0.0, "2": 1.0, "3": 0.0}
-    assert "pass_at" not in sampled and "by_attempt" not in greedy
-    shown = [opening.partition(INTRODUCTION)[2] for opening in prompts if INTRODUCTION in opening]
-    assert all(text.count("Attempt 1:") == 1 and "Attempt 2:" not in text for text in shown)
-    assert any(text.count("> nothing\nagain") == 3 for text in shown) and "failed" not in "".join(shown)
-
-
-def test_a_revision_of_an_environment_that_writes_its_prompts_itself_is_refused() -> None:
-    config = load_config(None, ["env.name=verifiers"])
-    check_revisable(config, EvalOptions(attempts=2))
-    with pytest.raises(ConfigError, match=r"`--revise` is not possible for `env.name` verifiers: this environment"):
-        check_revisable(config, EvalOptions(attempts=2, revise=True))
