@@ -18,35 +18,16 @@ def groups(
     config: Config,
     *,
     state: str | None,
-    task: str | None,
-    actor: str | None,
-    older_than: float | None,
-    version: int | None,
     limit: int,
     stream: str,
     as_json: bool,
 ) -> int:
-    """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined.
-
-    None filters nothing. `task` is a task's id, or the beginning of one up to a "/"; `actor` leases
-    the group or made a stored member; `older_than` is in seconds in the state; `version` is that of the newest token.
-    """
-
-    def is_wanted(group: ListedGroup) -> bool:
-        task_id = group.ticket.task.task_id
-        actors = {group.holder, *(member.actor for member in group.members.values())}
-        return (
-            (task is None or task_id == task or task_id.startswith(task.rstrip("/") + "/"))
-            and (actor is None or actor in actors)
-            and (older_than is None or group.changed_s > older_than)
-            and (version is None or group.newest_policy_version == version)
-        )
-
+    """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined."""
     client = client_of(config)
     latest = Bulletin(client, config.run.name).latest()
     published_version = latest.manifest.policy_version if latest else None
     states = [state] if state else STATES
-    found = filter(is_wanted, list_groups(client, config.run.name, states=states, stream=stream))
+    found = list_groups(client, config.run.name, states=states, stream=stream)
     shown = [group_facts(group, published_version) for group in itertools.islice(found, limit)]
     if as_json:
         return print_json(shown)

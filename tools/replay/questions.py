@@ -35,13 +35,7 @@ JSON: dict[str, dict[str, Any]] = {
 LIMIT: dict[str, dict[str, Any]] = {
     "--limit": {"type": _count, "default": 50, "metavar": "N", "help": "list at most N (default: 50)"}
 }
-FILTERS: dict[str, dict[str, Any]] = {
-    "--state": {"choices": STATES, "help": "only groups in this state"},
-    "--task": {"metavar": "TASK", "help": "only groups of this task, split or env: shop/train/3, shop/train, shop"},
-    "--actor": {"metavar": "NAME", "help": "only groups that this actor leases, or made a member of"},
-    "--older-than": {"type": float, "metavar": "SECONDS", "help": "only groups longer than this in their state"},
-    "--version": {"type": int, "metavar": "V", "help": "only groups whose newest token has this policy version"},
-}
+STATE: dict[str, dict[str, Any]] = {"--state": {"choices": STATES, "help": "only groups in this state"}}
 SELECTION: dict[str, dict[str, Any]] = {
     "--state": {"choices": STATES, "help": "only groups in Redis in this state (default: all groups)"},
     "--steps": {"type": _steps, "metavar": "A:B", "help": "only what steps A to B were trained on, from the archive"},
@@ -71,7 +65,7 @@ QUESTIONS = {
         "make a damaged ledger agree with what is stored again; unusable records are removed",
         STREAM | JSON,
     ),
-    "groups": Question("groups:groups", "list the groups in Redis", STREAM | JSON | FILTERS | LIMIT),
+    "groups": Question("groups:groups", "list the groups in Redis", STREAM | JSON | STATE | LIMIT),
     "show": Question(
         "show:show", "show the members of a group, or one trajectory turn by turn", STREAM | JSON, "GROUP [MEMBER]"
     ),

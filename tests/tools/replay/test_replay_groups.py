@@ -22,6 +22,7 @@ def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: I
     assert [group.ticket.group_id for group in inspected.buffer.learner.claim(7, 1, policy_version=4, max_lag=9)] == [1]
     inspected.fill(members=(1,), actor="actor-2", policy_version=3)
     inspected.buffer.people.quarantine(5, "looks odd")
+    assert [row["group_id"] for row in inspected.json("groups", "--state", "ready")] == [2]
     groups = {row["group_id"]: row for row in inspected.json("groups")}
     states = dict(enumerate(("claimed", "ready", "leased", "queued", "quarantined"), start=1))
     assert {group_id: row["state"] for group_id, row in groups.items()} == states
@@ -47,25 +48,6 @@ def test_times_are_the_servers_and_begin_anew_with_each_state(inspected: Inspect
 def found(inspected: Inspected) -> dict[str, float]:
     [group] = inspected.json("groups")
     return group
-
-
-def test_the_list_is_narrowed_by_state_task_actor_age_and_version(inspected: Inspected) -> None:
-    inspected.filled(1, 2, 12, policy_version=2)
-    inspected.fill(members=(0,), actor="actor-1", policy_version=3)
-
-    def listed(*options: str) -> list[int]:
-        return [row["group_id"] for row in inspected.json("groups", *options)]
-
-    assert listed("--state", "ready") == [1]
-    assert listed("--task", "shop/train/1") == [1]  # and not 12
-    assert sorted(listed("--task", "shop/train")) == sorted(listed("--task", "shop")) == [1, 2, 12]
-    assert listed("--task", "bash") == []
-    assert listed("--actor", "actor-0") == [1]
-    assert listed("--actor", "actor-1") == [2]
-    assert listed("--version", "2") == [1]
-    assert sorted(listed("--older-than", "0")) == [1, 2, 12]
-    assert listed("--older-than", "3600") == []
-    assert len(listed("--limit", "2")) == 2
 
 
 def test_people_get_a_table_and_hear_that_there_is_more(inspected: Inspected) -> None:
