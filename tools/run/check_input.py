@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import ipaddress
 import json
-import logging
 import shutil
 import socket
 import subprocess
@@ -34,12 +33,7 @@ from slipstream.tools.run.collect_options import CollectOptions
 
 MIN_FREE_BYTES = 512 << 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-WITHOUT_EXPERT = (
-    "without one, begin with a model that can already play: set model.path=FOLDER and warm_start.episodes=0"
-)
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-
-log = logging.getLogger(__name__)
 
 
 def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
@@ -78,7 +72,6 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
             "conversation is the agent's; leave it out"
         )
     check_held_out(config)
-    _check_experts(config)
     if config.model.path and config.model.path not in to_come:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     objective = config.objective  # these two are loaded after the warm start
@@ -89,33 +82,6 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
     _check_disk(config)
     check_room(config)
     _check_objective(config)  # last, as it takes seconds
-
-
-def _check_experts(config: Config) -> None:
-    """Raise ConfigError if the run needs an expert, and an environment of the user's raises NotImplementedError."""
-    run_dir = RunDir(config.run.root, config.run.name)
-    episodes = config.warm_start.episodes and not run_dir.demonstrations.exists()
-    if not episodes and (config.model.path or (run_dir.model / "config.json").exists()):
-        return
-    for label, part in config.env.entries().items():
-        if is_own(part.name):
-            try:
-                asyncio.run(_ask_expert(part, label))
-            except NotImplementedError:
-                raise ConfigError(f"`env.name` {part.name} has no expert; {WITHOUT_EXPERT}") from None
-            except Exception as error:  # a user's code may raise anything, and says more when the run is prepared
-                log.debug("the expert of %s was not checked: %s", part.name, error)
-
-
-async def _ask_expert(part: MixtureEntry, label: str) -> None:
-    """Ask for the first action in a task. Raises whatever the environment raises."""
-    env = make_any_env(part.name, part.options)
-    try:
-        if not isinstance(env, DrivingEnv):
-            await env.reset(Task(env=label, split="train", index=0))
-            env.expert()
-    finally:
-        await env.close()
 
 
 def check_held_out(config: Config) -> None:

@@ -38,13 +38,16 @@ from slipstream.common.text.tokenizer import load_tokenizer as tokenizer_of
 from slipstream.envhub.catalogue import make_env, num_train_tasks
 from slipstream.envhub.env import Env, EnvError
 from slipstream.learner.supply.curriculum import Curriculum
-from slipstream.tools.run.check_input import WITHOUT_EXPERT
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.tiny_model import make_tiny_model, shape_of
 
 NUM_VOCABULARY_TASKS = 400  # train tasks whose text defines the tiny model's vocabulary
 MAX_FAILED_SHARE = 0.25  # of the expert's tasks, whose environment may fail
 MAX_PREDICTED_WORDS = 20  # of an expert's prediction: a reply has few tokens
+
+WITHOUT_EXPERT = (
+    "without one, begin with a model that can already play: set model.path=FOLDER and warm_start.episodes=0"
+)
 
 log = logging.getLogger(__name__)
 
