@@ -1,12 +1,11 @@
 """What a report shows of a run's metrics, in memory that does not grow with the run."""
 
-import functools
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream.common.process.metrics import read_from
+from slipstream.common.process.metrics import read_metrics
 from slipstream.replay.run.diagnosis import was_refused
 
 LARGEST = 1e300  # a larger number is damage; means of such numbers stay finite
@@ -14,7 +13,6 @@ NUM_EXACT = 64  # newest steps, which are kept as they were recorded
 NUM_KEPT = 512  # records of older steps, and of evaluations
 NUM_STEPS = "num_steps"  # in the place of how many steps a record stands; 1 if it is missing
 OF_EPISODES = ("produced/success", "produced/reward")  # means over the finished episodes of a step
-MARK_BYTES = 64  # at the end of what was read: if they have changed, a resumed learner has removed steps
 
 Record = Mapping[str, float]
 
@@ -22,38 +20,21 @@ Record = Mapping[str, float]
 class Course:
     """The metrics of a run from its first step on. Where they are many, a record has the means of several steps."""
 
-    def __init__(self, jsonl: Path) -> None:
-        self._jsonl = jsonl
-        self._end, self._mark = 0, b""  # what was read ends here, and its last bytes
-        self._forget()
-
-    def update(self) -> None:
-        """Read what was added since the last call. Raises OSError."""
-        if self._end and self._marked() != self._mark:
-            self._forget()
-        for written in read_from(self._jsonl, self._end):
-            self._add(numbers(written.record))
-            self._end = written.end
-        self._mark = self._marked()
-
-    @property
-    def steps(self) -> list[Record]:
-        """The records of optimizer steps, in order."""
-        return sorted([*self._kept, *self._begun, *self._newest], key=lambda record: record["step"])
-
-    def _forget(self) -> None:
-        self._end, self._mark = 0, b""
+    def __init__(self) -> None:
         self.evaluations: list[Record] = []
         self.num_refused = 0  # steps that the gradient or the guard skipped
         self._newest = deque[Record]()
         self._kept, self._begun, self._stride = list[Record](), list[Record](), 1
 
-    def _marked(self) -> bytes:
-        if not self._jsonl.exists():
-            return b""
-        with self._jsonl.open("rb") as file:
-            file.seek(max(0, self._end - MARK_BYTES))
-            return file.read(min(MARK_BYTES, self._end))
+    def read(self, jsonl: Path) -> None:
+        """Raises OSError."""
+        for record in read_metrics(jsonl):
+            self._add(numbers(record))
+
+    @property
+    def steps(self) -> list[Record]:
+        """The records of optimizer steps, in order."""
+        return sorted([*self._kept, *self._begun, *self._newest], key=lambda record: record["step"])
 
     def _add(self, record: Record) -> None:
         if record.get("step", -1) < 0:
@@ -77,12 +58,6 @@ class Course:
         if len(self._kept) == NUM_KEPT:
             self._kept = [_merged(*pair) for pair in zip(self._kept[::2], self._kept[1::2], strict=True)]
             self._stride *= 2
-
-
-@functools.lru_cache(maxsize=8)
-def course_of(jsonl: Path) -> Course:
-    """The course of a metrics file, once for all: a page that is loaded again reads only what is new."""
-    return Course(jsonl)
 
 
 def _merged(one: Record, other: Record) -> Record:

@@ -1,6 +1,5 @@
 """Reads what the directory of a run holds. Whatever is missing or damaged is named, and the rest is read."""
 
-import functools
 import os
 import re
 from collections import Counter
@@ -17,7 +16,7 @@ from slipstream.learner.lead.tally import load_tally
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.replay.run.observer import last_line
-from slipstream.tools.see.metrics_window import Record, course_of
+from slipstream.tools.see.metrics_window import Course, Record
 from slipstream.tools.see.summary import Summary, read_summary
 
 T = TypeVar("T")
@@ -71,8 +70,8 @@ def read_run(run_dir: RunDir) -> RunFiles:
             return None
 
     config = attempt(lambda: _config(run_dir))
-    course = course_of(run_dir.metrics)
-    attempt(course.update)
+    course = Course()
+    attempt(lambda: course.read(run_dir.metrics))
     if not course.steps:
         missing.append(f"{run_dir.metrics} has no optimizer step: the run has made none, or the file is damaged")
     summary = attempt(lambda: read_summary(run_dir))
@@ -124,35 +123,14 @@ def _episode_time(run_dir: RunDir, config: Config | None) -> EpisodeTime | None:
     return EpisodeTime(num_episodes=count, generate_s=generate_s, env_s=env_s, total_s=total_s) if count else None
 
 
-class _Log:
-    """The warnings and errors in a log, counted once: a page that is loaded again reads only what is new."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode, self._end = 0, 0  # the file that was read, and how far
-        self._found = Counter[str]()
-
-    def complaints(self) -> Counter[str]:
-        """Their numbers, by log and level. Raises OSError."""
-        with self._path.open("rb") as file:
-            seen = os.fstat(file.fileno())
-            if seen.st_ino != self._inode or seen.st_size < self._end:
-                self._inode, self._end = seen.st_ino, max(0, seen.st_size - MAX_LOG_BYTES)
-                self._found.clear()
-            file.seek(self._end)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._end += len(whole)
-        self._found.update(f"{self._path.stem}: {found[1].decode().lower()}" for found in _LOGGED.finditer(whole))
-        return self._found
-
-
-_log_of = functools.lru_cache(maxsize=1024)(_Log)
-
-
 def _complaints(run_dir: RunDir) -> dict[str, int]:
-    logs = sorted(run_dir.log("*").parent.glob("*.log"))
-    return dict(sum((_log_of(path).complaints() for path in logs), Counter[str]()))
+    """The numbers of warnings and errors, by log and level. Raises OSError."""
+    counts = Counter[str]()
+    for path in sorted(run_dir.log("*").parent.glob("*.log")):
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
+            counts.update(f"{path.stem}: {found[1].decode().lower()}" for found in _LOGGED.finditer(file.read()))
+    return dict(counts)
 
 
 def _error(run_dir: RunDir) -> str:

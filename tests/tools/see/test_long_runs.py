@@ -31,7 +31,7 @@ SLACK_BYTES, SLACK_RECORDS = 1 << 18, 100  # a bisection of the longer file take
 
 
 class Reading:
-    """A run of some steps, and what is read of its metrics and of its logs."""
+    """A run of some steps, and what is read of its metrics."""
 
     def __init__(self, root: Path, num_steps: int, client: redis.Redis) -> None:
         self.client, self.num_steps = client, num_steps
@@ -46,10 +46,6 @@ class Reading:
                 if number % 50 == 0:
                     evaluation = {"eval/success_sampled": 0.5, "eval/success_greedy": 0.5, "eval/num_tasks": 32}
                     file.write(json.dumps({"step": number, "time": 1.8e9 + number + 0.5} | evaluation) + "\n")
-        with self.dir.log("learner").open("w") as log:
-            for number in range(num_steps):
-                level = "WARNING" if number % 100 == 0 else "INFO"
-                log.write(f"2026-01-02 03:04:05,678 {level} slipstream.learner: step {number}\n")
         self.num_bytes = self.num_records = 0
         self.observer = Observer(client, self.config)
 
@@ -83,7 +79,7 @@ def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPa
         reading = Reading(tmp_path / str(num_steps), num_steps, redis_client)
 
         def counted(path: Path, mode: str = "r", *args: Any, **named: Any) -> Any:
-            if (path.suffix != ".log" and path != reading.dir.metrics) or mode not in ("rb", "r+b"):
+            if path != reading.dir.metrics or mode not in ("rb", "r+b"):
                 return path_open(path, mode, *args, **named)
             raw = Counted(os.fspath(path), mode)
             raw.reading = reading
@@ -117,23 +113,12 @@ def resume(of: Reading) -> None:
     assert "step " not in out.getvalue(), "no line of a step that was made before"
 
 
-def load_again(of: Reading) -> None:
-    with of.dir.metrics.open("a") as file:
-        file.write(json.dumps(step(of.num_steps + 1, episodes=4, success=0.5) | REST) + "\n")
-    with of.dir.log("learner").open("a") as log:
-        log.write("2026-01-02 03:04:05,678 WARNING slipstream.learner: one more\n")
-    files = read_run(of.dir)
-    assert files.steps[-1]["step"] == of.num_steps + 1
-    assert files.complaints == {"learner: warning": of.num_steps // 100 + 1}
-
-
 def page_of_steps(of: Reading) -> None:
     first = of.num_steps // 2
     assert len(metrics.metrics_of_steps(of.dir.metrics, first, first + 49)) == 50
 
 
 READERS: dict[str, Callable[[Reading], object]] = {
-    "the report in view, loaded again": load_again,
     "runs": lambda of: runs(of.config),
     "the learner's restart": restart,
     "a poll of track": lambda of: new_records(of.dir, after_s=1.8e9 + of.num_steps - 3),
@@ -165,16 +150,3 @@ def test_a_report_holds_as_many_records_of_a_longer_run(make: Callable[[int], Re
     assert sum(record.get(metrics_window.NUM_STEPS, 1) for record in files.steps) == MANY // 10
     assert sum(record["produced/episodes"] for record in files.steps) == 4 * MANY // 10
     assert files.steps[-1]["step"] == MANY // 10 and files.evaluations[0]["step"] == 50
-
-
-def test_steps_that_are_made_again_replace_the_former_in_a_report(make: Callable[[int], Reading]) -> None:
-    reading = make(FEW)
-    assert read_run(reading.dir).steps[-1]["step"] == FEW
-    writer = MetricsWriter(jsonl=reading.dir.metrics, tensorboard=reading.dir.tensorboard, resume_step=FEW - 500)
-    with reading.dir.metrics.open("a") as file:
-        for number in range(FEW - 499, FEW + 100):  # longer than the file was
-            file.write(json.dumps(step(number, episodes=4, success=1.0) | {"time": 1.9e9}) + "\n")
-    writer.close()
-    steps = read_run(reading.dir).steps
-    assert steps[-1]["step"] == FEW + 99
-    assert sum(record.get(metrics_window.NUM_STEPS, 1) for record in steps) == FEW + 99
