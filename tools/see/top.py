@@ -1,7 +1,5 @@
 """`slipstream top`: watch a run in the terminal, from any machine that can reach its Redis and its directory."""
 
-import json
-
 from rich.console import Console
 from rich.live import Live
 
@@ -16,7 +14,6 @@ from slipstream.tools.see.runs import COLUMNS, row_of, trains_alone
 from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.view import View, show
-from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows, print_table
 
 REFRESH_S = 1.0
@@ -25,16 +22,14 @@ REFRESH_S = 1.0
 def top(config: Config, *, options: TopOptions) -> int:
     """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
     run_dir = RunDir(config.run.root, config.run.name)
-    if (state := standing(run_dir)) is Standing.FINISHED or trains_alone(config):
-        return _show_recorded(run_dir, state, as_json=options.json)
+    if standing(run_dir) is Standing.FINISHED or trains_alone(config):
+        return _show_recorded(run_dir)
     console = Console()
-    once = options.once or options.json or not console.is_terminal
+    once = options.once or not console.is_terminal
     shutdown = Shutdown()
     view = _view(config, run_dir) if once else view_once_described(config, run_dir, shutdown.requested)
     if view is None:
         return 0
-    if options.json:
-        return print_json([view.as_json()])
     if once:
         console.print(view.render(), soft_wrap=not console.is_terminal)
     else:
@@ -44,14 +39,10 @@ def top(config: Config, *, options: TopOptions) -> int:
     return 0
 
 
-def _show_recorded(run_dir: RunDir, state: Standing, *, as_json: bool) -> int:
+def _show_recorded(run_dir: RunDir) -> int:
     """Raises ConfigError."""
-    name, summary = run_dir.path.name, read_summary(run_dir)
-    if as_json:
-        written = json.loads(run_dir.summary.read_bytes()) if summary else None
-        return print_json([{"run": name, "state": state.value, "summary": written}])
-    if summary:
-        print_table(f"Slipstream: {name} has finished", summary_rows(summary))
+    if summary := read_summary(run_dir):
+        print_table(f"Slipstream: {run_dir.path.name} has finished", summary_rows(summary))
     else:
         print_rows(COLUMNS, [row_of(run_dir)[1]])
     return 0

@@ -6,4 +6,3 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopOptions:
     once: bool = False  # print the run as it is now, and exit
-    json: bool = False  # print one JSON object, and exit

@@ -1,13 +1,11 @@
 """A run in the terminal: is it learning, how old is the data, and which side waits for the other."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from statistics import fmean
 from typing import Any
 
-import msgspec
 import redis
 from rich.console import Console, Group, RenderableType
 
@@ -35,24 +33,6 @@ class View:
         self._bulletin = Bulletin(client, config.run.name)
         self._metrics = MetricsFile(run_dir.metrics)
         self._config = config
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as one object: diagnosis, buffer, fleet, and the records of the newest step and evaluation."""
-        steps, evaluations = self._records()
-        facts = self._observer.facts(steps)
-        newest = headline(steps)
-        return {
-            "run": self._config.run.name,
-            "state": facts.state.value if facts.state else None,
-            "diagnosis": dataclasses.asdict(diagnose(facts)),
-            "headline": dataclasses.asdict(newest) if newest else None,
-            "num_steps": self._config.learner.steps,
-            "step": steps[-1] if steps else None,
-            "evaluation": evaluations[-1] if evaluations else None,
-            "ledger": msgspec.to_builtins(facts.ledger) | {"balanced": facts.ledger.balanced},
-            "members": msgspec.to_builtins(facts.members),
-            "relays": msgspec.to_builtins(self._bulletin.relays()),
-        }
 
     def render(self) -> RenderableType:
         """Tables of the run's progress, its actors and its relays, as they are now."""

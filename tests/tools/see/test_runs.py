@@ -132,8 +132,6 @@ def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "Slipstream: done has finished" in said and "ledger: balanced" in said
     assert "held-out success, by step: 2: 50.0%" in said
-    assert main(["top", "--json", "run.name=done", f"run.root={tmp_path}"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"run": "done", "state": "finished", "summary": SUMMARY}
 
 
 ALONE = {"fit": [], "rerun": ["run.rerun_of=one"]}
@@ -156,8 +154,6 @@ def test_a_run_that_trains_without_actors_has_a_state_for_each_verb(
     for command in (["runs", named[1]], ["top", *named]):
         assert main(command) == 0
         assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["alone", state, "2"]
-    assert main(["top", "--json", *named]) == 0
-    assert json.loads(capsys.readouterr().out) == {"run": "alone", "state": state, "summary": None}
     for verb in NEEDING[1:]:
         assert main([*verb, *named]) == 2
         assert "has no Redis server, as it trains without actors; `slipstream top alone`" in capsys.readouterr().err

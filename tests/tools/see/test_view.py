@@ -114,16 +114,6 @@ def test_cost_and_time_left_are_of_the_newest_steps(scene: Scene) -> None:
     assert rows["time left"] == "about 0:04:30"  # nine more steps of 30 s
 
 
-def test_the_json_of_top_has_what_its_screen_has(scene: Scene) -> None:
-    scene.fleet.beat(MEMBER)
-    scene.write(step(2, episodes=100, success=0.5))
-    found = json.loads(json.dumps(scene.view.as_json()))
-    assert found["diagnosis"]["cause"] == "the run has not started" and found["state"] is None
-    assert found["ledger"]["opened"] == 0 and found["ledger"]["balanced"] is True
-    assert found["members"][0]["name"] == "a" and found["members"][0]["state"] == "serving"
-    assert found["step"]["step"] == 2 and found["headline"]["success"] == 0.5 and found["evaluation"] is None
-
-
 def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_has_published(scene: Scene) -> None:
     shutil.rmtree(scene.dir.path)
     scene.config.learner.steps = 400
@@ -131,11 +121,9 @@ def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_ha
     made = step(98, episodes=100, success=0.5) | REST | {"time": time.time(), "optim/grad_norm": float("nan")}
     scene.fleet.report_step(made)
     said = drawn(scene.view.render(), width=100)
-    assert "98 of 400" in said and "lag" in said
-    found = scene.view.as_json()
-    assert found["step"]["step"] == 98 and found["diagnosis"]["cause"] == "neither side waits much"
+    assert "98 of 400" in said and "lag" in said and "neither side waits much" in said
     scene.fleet.report_step({})
-    assert scene.view.as_json()["step"] is None, "a learner that starts again has made none yet"
+    assert "0 of 400" in drawn(scene.view.render()), "a learner that starts again has made none yet"
 
 
 def test_steps_whose_gradient_is_not_finite_are_shown_with_what_is_wrong(scene: Scene) -> None:
@@ -143,7 +131,7 @@ def test_steps_whose_gradient_is_not_finite_are_shown_with_what_is_wrong(scene: 
     spoiled = {"optim/grad_norm": None, "optim/skipped": 1.0, "mismatch/kl": None}
     rows = scene.rows(*(step(number, episodes=9, success=0.5) | spoiled for number in range(1, 6)))
     assert rows["mismatch"] == "KL nan, ESS 0.98"
-    assert scene.view.as_json()["diagnosis"]["cause"] == "every step is skipped"
+    assert rows["FAULT"].startswith("every step is skipped")
 
 
 def test_a_number_that_was_not_finite_hides_no_other(scene: Scene) -> None:
@@ -165,7 +153,7 @@ def test_top_waits_for_a_run_that_no_learner_has_described_yet(
             return False
 
     found = view_once_described(config, RunDir(tmp_path, run_id), Described())
-    assert found is not None and found.as_json()["run"] == run_id
+    assert found is not None
     said = capsys.readouterr().out
     assert said.count("waiting for the learner") == 1
     interrupted = Flag()
