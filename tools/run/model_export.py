@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import xxhash
-
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held, write_whole
@@ -30,25 +28,12 @@ def export(config: Config, *, options: ExportOptions) -> int:
             f"{folder} has no *.safetensors; a run writes its model when it ends, or name another `run.name`"
         )
     with held(folder / CARD):
-        if _is_edited(folder / CARD):
-            print(f"{folder / CARD} was edited, and is kept; delete it for a new one", file=sys.stderr)
+        if (folder / CARD).exists():
+            print(f"{folder / CARD} is kept; delete it for a new one", file=sys.stderr)
         else:
-            card = card_of(run_dir).encode()
-            write_whole(folder / CARD, card + _mark(card))
+            write_whole(folder / CARD, card_of(run_dir))
         print(_uploaded(run_dir, options) if options.to_hub else folder)
     return 0
-
-
-def _mark(card: bytes) -> bytes:
-    """The last line of a card that no one has edited."""
-    return f"<!-- {xxhash.xxh3_64_hexdigest(card)} -->\n".encode()
-
-
-def _is_edited(path: Path) -> bool:
-    """Whether there is a card that is not as `export` wrote it."""
-    found = path.read_bytes() if path.is_file() else b""
-    card = found.rpartition(b"<!-- ")[0]
-    return found not in (b"", card + _mark(card))
 
 
 def _exported_critic(run_dir: RunDir) -> Path:

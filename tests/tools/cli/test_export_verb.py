@@ -81,24 +81,6 @@ def test_a_command_of_this_machine_is_not_on_the_card(run_dir: RunDir) -> None:
     assert '{"url": "(an address)", "env": "shop"}' in card and "serve.py" not in card and "10.0.0.9" not in card
 
 
-def test_a_lag_of_0_is_on_the_card(run_dir: RunDir) -> None:
-    run_dir.metrics.write_text(json.dumps({**STEP, "lag/mean": 0.0, "lag/max": 0}) + "\n")
-    assert "| lag at the last step | 0.0 optimizer steps, 0 at most |" in card_of(run_dir)
-
-
-def test_a_card_that_was_edited_is_kept(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    here, card = ["export", f"run.root={run_dir.path.parent}", "run.name=mine"], run_dir.trained_model / "README.md"
-    assert main(here) == 0
-    run_dir.metrics.write_text(json.dumps({**STEP, "step": 8}) + "\n")
-    assert main(here) == 0
-    ours = card.read_text()
-    assert "| optimizer steps | 8 |" in ours
-    for edited in (ours.replace("# mine", "# My own"), "# My own\n"):
-        card.write_text(edited)
-        assert main(here) == 0
-        assert card.read_text() == edited and "README.md was edited, and is kept" in capsys.readouterr().err
-
-
 def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) -> None:
     (run_dir.path / "fit.json").write_text(json.dumps({"goal": "dpo", "--data": "ab" * 32, "--epochs": 2}))
     records = [{"step": 1, "fit/loss": 0.69}, {"step": 2, "fit/loss": 0.5, "fit/held_out_accuracy": 0.75}]
@@ -113,7 +95,7 @@ def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) ->
     assert "| loss of the last step | nan |" in card_of(run_dir)
 
 
-def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused(
+def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused_and_a_card_is_kept(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = export(run_dir, "--to-hub", "maker/mine")
@@ -124,6 +106,10 @@ def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused(
     assert "`--to-hub` must be like maker/name, got 'mine'" in capsys.readouterr().err
     assert main([*here, "--public"]) == 2
     assert "`--public` must be off without --to-hub" in capsys.readouterr().err
+    (run_dir.trained_model / "README.md").write_text("# My own\n")
+    assert main(here) == 0
+    assert (run_dir.trained_model / "README.md").read_text() == "# My own\n"
+    assert "README.md is kept; delete it for a new one" in capsys.readouterr().err
     (run_dir.trained_model / "model.safetensors").unlink()
     assert main(here) == 2
     assert "trained_model has no *.safetensors" in capsys.readouterr().err
