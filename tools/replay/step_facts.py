@@ -3,7 +3,6 @@
 from statistics import fmean
 from typing import Any
 
-from slipstream.learner.credit.grpo import RETURN_RESOLUTION, centred_advantages
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep
 
 
@@ -11,18 +10,14 @@ def step_facts(recorded: RecordedStep) -> dict[str, Any]:
     """One step in numbers. Shares are of turns, lengths in sampled tokens, log-probabilities means per token."""
     trajectories = [trajectory for group in recorded.groups for trajectory in group.trajectories.values()]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    groups = [group_facts(group, recorded) for group in recorded.groups]
     sampled = sum(turn.stop - turn.start for turn in turns)
-    lags = [facts["lag"] for facts in groups]
+    lags = [group_facts(group, recorded)["lag"] for group in recorded.groups]
     return {
-        "step": recorded.step,
         "policy_version": recorded.policy_version,
-        "num_groups": len(groups),
+        "num_groups": len(recorded.groups),
         "num_trajectories": len(trajectories),
-        "num_tasks": len({facts["task"] for facts in groups}),
         "trained_reward": fmean(trajectory.total_reward for trajectory in trajectories),
         "trained_success": fmean(trajectory.success for trajectory in trajectories),
-        "equal_groups": sum(set(facts["advantages"]) == {"0"} for facts in groups),
         "lag_mean": fmean(lags),
         "lag_max": max(lags),
         "turns_mean": len(turns) / len(trajectories),
@@ -34,25 +29,11 @@ def step_facts(recorded: RecordedStep) -> dict[str, Any]:
 
 
 def group_facts(group: RecordedGroup, recorded: RecordedStep) -> dict[str, Any]:
-    """One group as the learner got it: `advantages` has one sign per member, `lag` is that of the oldest token."""
-    trajectories = group.trajectories
-    returns = {member: trajectory.total_reward for member, trajectory in trajectories.items()}
-    oldest = min(trajectory.oldest_policy_version for trajectory in trajectories.values())
+    """One group as the learner got it; `lag` is that of the oldest token."""
+    oldest = min(trajectory.oldest_policy_version for trajectory in group.trajectories.values())
     return {
         "group_id": group.ticket.group_id,
         "task": group.ticket.task.task_id,
-        "returns": list(returns.values()),
-        "advantages": _signs(list(returns.values())),
+        "returns": [trajectory.total_reward for trajectory in group.trajectories.values()],
         "lag": recorded.lag_of(oldest),
-        "best": max(returns, key=returns.__getitem__),
-        "worst": min(returns, key=returns.__getitem__),
     }
-
-
-def _signs(returns: list[float]) -> str:
-    if len(returns) < 2:
-        return "?"  # the payloads of its siblings are unreadable
-    return "".join(
-        "0" if abs(advantage) <= RETURN_RESOLUTION else "+" if advantage > 0 else "-"
-        for advantage in centred_advantages(returns)
-    )

@@ -156,7 +156,7 @@ async function showStep(step) {
   main.replaceChildren(
     facts([["weights", of.policy_version], ["groups", of.num_groups], ["episodes", of.num_trajectories],
       ["success", number(of.trained_success)], ["reward", number(of.trained_reward)],
-      ["lag, mean and largest", of.lag_mean === null ? "" : `${number(of.lag_mean, 2)}, ${of.lag_max}`],
+      ["lag, mean and largest", `${number(of.lag_mean, 2)}, ${of.lag_max}`],
       ["turns", number(of.turns_mean, 1)], ["sampled tokens", number(of.sampled_tokens_mean, 1)],
       ["valid actions", number(of.valid_actions)], ["cut by length", number(of.cut_by_length)],
       ["log-probability of a token", number(of.logprob_mean)]]),
