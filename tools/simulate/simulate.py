@@ -10,7 +10,6 @@ from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.simulate.simulated_world import World
 from slipstream.tools.terminal.table import print_rows
 
-MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md
 BUSY, IDLE, FULL = 0.9, 0.7, 0.9
 COLUMNS = ("actors", "steps/h", "tokens/s", "lag", "99%", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
 
@@ -56,8 +55,6 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
 
 def limit_of(outcome: Outcome, facts: Calibration, *, num_actors: int) -> str:
     """What limits the run, and the setting that changes it."""
-    if outcome.requests_per_s > MANY_REQUESTS_PER_S:
-        return f"Redis, at {outcome.requests_per_s:,.0f} requests/s; use fewer actors"
     if 0 < facts.num_cores < num_actors + outcome.learner_busy:
         return f"the {facts.num_cores} cores that learner and engines share; use other hosts"
     if outcome.learner_busy > BUSY:

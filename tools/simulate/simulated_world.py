@@ -334,7 +334,6 @@ class World:
         return version
 
     def _end(self, actor: Actor, group: Group, number: int) -> None:
-        self._tally.num_episodes += not group.dropped
         group.unfinished.remove(number)
         actor.num_running -= 1
         self._wake(actor)
@@ -361,5 +360,4 @@ class World:
                 slots = self._config.actors.max_episodes
                 used = [min(actor.num_running, slots) for actor in self._actors]
                 self._tally.slots_used.append(statistics.fmean(used) / slots)
-                self._tally.free_actors.append(sum(each < slots for each in used))
             self._tally.num_actors.append(len(self._actors))

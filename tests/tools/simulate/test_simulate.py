@@ -24,7 +24,7 @@ from slipstream.tools.simulate.calibration import (
     refresh_s,
     speed_of,
 )
-from slipstream.tools.simulate.outcome import Outcome, requests_per_s
+from slipstream.tools.simulate.outcome import Outcome
 from slipstream.tools.simulate.simulate import limit_of
 from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.simulate.simulated_engine import Host, SimulatedEngine, TokenTime
@@ -195,17 +195,6 @@ def test_an_evaluation_takes_slots_and_keeps_its_weights() -> None:
     assert alone.steps_per_hour == pytest.approx(360, rel=0.02)
     beside = outcome(facts, target_lag=1, max_episodes=4, group_size=4, eval_every=4)
     assert beside.steps_per_hour == pytest.approx(288, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("num_actors", "by_hand"),
-    [
-        (100, 100 * (3 + 2) + 10 * 50 + 2 * 8),
-        (10_000, 10_000 * (3 / 2 + 1 / 2) + 10 / 2 + 2 * 8),  # 5,000 a second of each kind
-    ],
-)
-def test_the_requests_to_redis_follow_the_intervals_of_the_actors(num_actors: int, by_hand: float) -> None:
-    assert requests_per_s(num_actors, num_free=10, episodes_per_s=8) == pytest.approx(by_hand)
 
 
 def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
