@@ -43,7 +43,6 @@ def report_of(folders: Sequence[Path]) -> str:
     names = [run.name for run in runs]
     answered = [[question, *map(answer, runs)] for question, answer in ANSWERS.items()]
     between, others = tables.settings(runs)
-    lines = [escaped(line) for run in runs for line in tables.commands(run)]
     sections = {
         "In thirty seconds": _table(["", *names], answered),
         "Is it learning?": "",
@@ -53,7 +52,6 @@ def report_of(folders: Sequence[Path]) -> str:
         "What failed, and was survived?": _columns(runs, tables.faults),
         "Settings that differ between the runs": _table(["", "default", *names], between),
         "Settings that differ from the defaults": _table(["", "default", *names], others),
-        "Commands": "<pre>" + "\n".join(lines) + "</pre>",
         "What is missing": _table(["run", "what"], [[run.name, what] for run in runs for what in run.missing]),
     }
     shown = {title: figures(runs, title) + table for title, table in sections.items()}

@@ -1,11 +1,9 @@
-"""The rows of a report's tables: where time and trajectories went, faults, settings, and commands that continue."""
+"""The rows of a report's tables: where time and trajectories went, faults, and settings."""
 
-import shlex
 from collections.abc import Sequence
 from statistics import fmean
 
 from slipstream.common.config.config import Config, key_paths, value_of
-from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import STATES
 from slipstream.tools.see.report_answers import recent
 from slipstream.tools.see.run_files import RunFiles
@@ -77,24 +75,6 @@ def settings(runs: Sequence[RunFiles]) -> tuple[list[list[str]], list[list[str]]
         rows = others if all(value == values[0] for value in values) else between
         rows.append([path, _shown(default), *shown])
     return between, others
-
-
-def commands(run: RunFiles) -> list[str]:
-    """How to repeat, continue and look into a run, as far as its files allow it."""
-    run_dir, name = RunDir(run.path.parent, run.path.name), shlex.quote(run.name)
-    root = "" if str(run.path.parent) == "runs" else f" run.root={shlex.quote(str(run.path.parent))}"
-    # The server of the run ended with it; the next one gets a server of its own.
-    server = " \"redis.url=''\"" if (run_dir.redis / "redis.conf").exists() else ""
-    is_rl, is_archived = not run_dir.fit.exists(), run_dir.trajectories.is_dir()
-    lines = [
-        (is_rl, f"up {shlex.quote(str(run_dir.config))} run.name={name}-again{server}", "the same settings again"),
-        (is_archived, f"learner --replay-archive {name}{root}", "the same steps again, from the archive"),
-        (is_rl, f"up --resume {name}{root} learner.steps=MORE", "continue"),
-        (run_dir.trained_model.is_dir(), f"eval run.name={name}{root}", "held-out success of the trained model"),
-        (is_archived, f"view {shlex.quote(str(run.path.absolute()))}", "look into the episodes"),
-        (is_archived, f"replay export {name}.jsonl run.name={name}{root}", "the episodes as rows"),
-    ]
-    return [f"slipstream {command}   # {what}" for applies, command, what in lines if applies]
 
 
 def _shown(value: object) -> str:

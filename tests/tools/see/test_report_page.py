@@ -3,14 +3,12 @@
 import html
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
@@ -18,7 +16,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.see.curves import Point, draw
 from tests.common.process.test_headline import step
 from tests.replay.run.test_replay_archive import group
-from tests.tools.see.test_runs import SUMMARY, make_run, with_own_server
+from tests.tools.see.test_runs import SUMMARY, make_run
 
 GROUPS = {b"opened": b"40", b"trained": b"30", b"dropped:zero_variance": b"10"}
 TRAJECTORIES = {b"inserted": b"80", b"trained": b"60", b"dropped:zero_variance": b"20"}
@@ -84,7 +82,7 @@ def test_the_first_table_answers_the_five_questions(tmp_path: Path) -> None:
     assert row(text, "is anything failing?") == ["log of learner: warning (1); 2 attempts failed: env_failure"]
 
 
-def test_accounts_faults_settings_and_commands_are_listed(tmp_path: Path) -> None:
+def test_accounts_faults_and_settings_are_listed(tmp_path: Path) -> None:
     run_dir = make_whole_run(tmp_path, "one", "optim=lr: 0.25")
     text = reported(run_dir)
     assert row(text, "groups trained") == ["30"] and row(text, "trajectories dropped") == ["20 zero_variance"]
@@ -93,7 +91,6 @@ def test_accounts_faults_settings_and_commands_are_listed(tmp_path: Path) -> Non
     assert row(text, "attempts that failed and were redone") == ["2 env_failure"]
     assert row(text, "learner, wait") == ["33%"] and row(text, "learner, a step") == ["0.75 s"]
     assert row(text, "optim.lr")[1] == "0.25" and row(text, "learner.steps")[1] == "40"
-    assert f"slipstream up --resume one run.root={tmp_path} learner.steps=MORE" in text
     assert [caption.partition(":")[0] for caption in drawn(text)] == [
         "Success of all finished episodes, and of held-out tasks, with 95 % intervals",
         "Mean return of all finished episodes",
@@ -110,26 +107,6 @@ def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path: Path) -> None
     page = reported(run_dir)
     assert "default-src 'none'; style-src 'sha256-" in page and "script-src" not in page
     assert not re.search(r"<script|\son\w+=|\ssrc=|<link|url\(|style=", page)
-
-
-def test_the_command_that_repeats_a_run_starts_another_one_with_its_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
-    config = with_own_server(make_run(tmp_path, "one", age_s=60))
-    assert config.redis.url
-    (line,) = re.findall("slipstream up /.*", html.unescape(reported(RunDir(tmp_path, "one"))))
-    capsys.readouterr()
-    assert main([*shlex.split(line, comments=True)[1:], "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("redis: a server of its own\n")
-
-
-def test_no_command_is_named_that_the_run_cannot_follow(tmp_path: Path) -> None:
-    make_run(tmp_path, "fitted", age_s=60)
-    RunDir(tmp_path, "fitted").fit.write_text("{}")
-    RunDir(tmp_path, "fitted").trained_model.mkdir()
-    text = reported(RunDir(tmp_path, "fitted"))
-    assert re.findall(r"slipstream (\w+) ", text[text.index("<h2>Commands") :]) == ["eval"]
 
 
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
@@ -180,8 +157,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_reported(tmp_path: Path, damage
     spoil(run_dir)
     text = reported(run_dir)
     assert named in html.unescape(text[text.index("What is missing") :])
-    for kept in ("leases that expired" if "summary" not in damage else "Goodput", "slipstream view"):
-        assert kept in text
+    assert ("leases that expired" if "summary" not in damage else "Goodput") in text
 
 
 ODD = [
