@@ -4,20 +4,14 @@ Each is appended at once, with what was spent until then. So the same command co
 again, and its budget is not new.
 """
 
-import asyncio
-import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
-
-PROGRESS_S = 5.0
-T = TypeVar("T")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,23 +45,3 @@ def append_entry(file: BinaryIO, entry: Entry) -> None:
     file.seek(0, 2)
     file.write(msgspec.json.encode(entry) + b"\n")
     file.flush()
-
-
-def ask_for_all(
-    items: Iterator[T], ask: Callable[[T], Awaitable[None]], *, at_once: int, progress: Callable[[], str]
-) -> None:
-    """Await `ask` for each item, `at_once` of them at a time, and print the progress. Raises the first error."""
-    shown_at = time.monotonic()
-
-    async def worker() -> None:
-        nonlocal shown_at
-        for item in items:  # all workers share them
-            await ask(item)
-            if time.monotonic() - shown_at > PROGRESS_S:
-                shown_at = time.monotonic()
-                print(progress(), file=sys.stderr, flush=True)
-
-    async def work() -> None:
-        await asyncio.gather(*(worker() for _ in range(at_once)))  # after an error, `run` cancels the others
-
-    asyncio.run(work())

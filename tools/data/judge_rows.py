@@ -1,13 +1,15 @@
 """Marks the rows of `slipstream data` by a judge."""
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.process.output import appended
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.common.records.trajectory import Task
@@ -17,7 +19,7 @@ from slipstream.envhub.rewards.episode import Episode, Marked
 from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.panel import Panel
 from slipstream.envhub.rewards.part import Part, check_keys, parts_of
-from slipstream.tools.data.answer_journal import Entry, append_entry, ask_for_all, entries_of
+from slipstream.tools.data.answer_journal import Entry, append_entry, entries_of
 
 MAX_OPEN = 256  # rows that are judged at a time; `max_concurrent` of a judge limits the requests
 # What may change without asking again.
@@ -99,12 +101,7 @@ def judged(rows: BinaryIO, judge: RowJudge, journal: Path) -> list[dict[str, flo
     try:
         with appended(journal) as written:
             work = _Work(judge=judge, known=_known(written, journal, judge), journal=written, marks=marks)
-            ask_for_all(
-                enumerate(rows),
-                work.one,
-                at_once=MAX_OPEN,
-                progress=lambda: f"{sum(map(bool, marks))} of {len(marks)} rows are judged",
-            )
+            asyncio.run(work.all(enumerate(rows)))
     except EnvError as error:
         raise ConfigError(
             f"the judge `{judge.part.key}` failed: {error}; {sum(map(bool, marks))} of {len(marks)} rows are marked in "
@@ -120,8 +117,19 @@ class _Work:
     journal: BinaryIO
     marks: list[dict[str, float]]  # of each row
 
+    async def all(self, rows: Iterator[tuple[int, bytes]]) -> None:
+        """Set the marks of the rows, given with their numbers. Raises EnvError."""
+        progress = LongWork("rows that are judged", len(self.marks), report=report_on_stderr)
+
+        async def worker() -> None:
+            for numbered in rows:  # all workers share them
+                await self.one(numbered)
+                progress.done()
+
+        await asyncio.gather(*(worker() for _ in range(MAX_OPEN)))  # after an error, `run` cancels the others
+
     async def one(self, numbered: tuple[int, bytes]) -> None:
-        """Set the marks of a row, given with its number. Raises EnvError."""
+        """Set the marks of one row. Raises EnvError."""
         number, line = numbered
         row = json.loads(line)
         messages = [{"role": each["role"], "content": each["content"]} for each in row["messages"]]

@@ -5,7 +5,6 @@ importance-corrected objective.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable
 from functools import partial
@@ -21,7 +20,7 @@ from slipstream.actors.search.tree_search import EXPLORATION, START, dfsdt, grap
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
-from slipstream.common.process.long_work import report_on_stderr
+from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.common.rows.row_source import Row
 from slipstream.common.text.chat import ChatRules
@@ -38,7 +37,6 @@ from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptio
 from slipstream.tools.run.prepare import expert_episodes
 from slipstream.tools.run.server_command import playing_on_servers
 
-PROGRESS_S = 5.0  # between two lines of progress
 BEAM = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
 STATE = "collected"
 
@@ -181,13 +179,13 @@ async def _collect(
             )
             await play_task(tree, config, options)
             collected.num_tasks += 1
+            progress.at(collected.num_tasks, more=f"{collected.num_turns} turns were generated")
 
     groups = tasks_to_play(options, config)
-    reporting = asyncio.create_task(_report_progress(collected, num_tasks=len(groups)))
+    progress = LongWork("tasks", len(groups), report=report_on_stderr)
     try:
         await asyncio.gather(*(play(group_id, task) for group_id, task in groups.items()))
     finally:
-        reporting.cancel()
         await stage.engine.close()
 
 
@@ -242,17 +240,6 @@ def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajecto
     for trajectory in ordered:
         distinct.setdefault((trajectory.group_id, trajectory.tokens), trajectory)
     return list(distinct.values())
-
-
-async def _report_progress(collected: Collected, *, num_tasks: int) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        while True:
-            await asyncio.sleep(PROGRESS_S)
-            solved = {trajectory.group_id for trajectory in collected.trajectories if trajectory.success}
-            report_on_stderr(
-                f"{collected.num_tasks} of {num_tasks} tasks are done, {len(solved)} have a solution; "
-                f"{collected.num_turns} turns were generated"
-            )
 
 
 def _described(trajectories: list[Trajectory]) -> str:
