@@ -24,7 +24,7 @@ from slipstream.tools.data.conversation_rows import Conversation, conversation_o
 from slipstream.tools.data.fit_rows import described, read_samples
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.tools.data.test_row_formats import as_jsonl, as_parquet, call, gpt, human, part, reply, said, tool, user
+from tests.tools.data.test_row_formats import as_jsonl, as_parquet, call, gpt, human, reply, said, tool, user
 
 TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
 ROLE_CONTENT = said(*(text for _, text in TALK))
@@ -34,7 +34,6 @@ AGENT_INSTRUCT = [
     human("A door.") | {"loss": None},
     gpt("open door", loss=True),
 ]
-AGENT_FLAN = [{"role": role, "content": text, "loss": role == "assistant" and text != "Ok."} for role, text in TALK]
 
 
 def told(conversation: Conversation) -> list[tuple[str, str]]:
@@ -44,24 +43,6 @@ def told(conversation: Conversation) -> list[tuple[str, str]]:
 def learnt(conversation: Conversation) -> list[str]:
     messages = conversation.messages
     return [message.content for index, message in enumerate(messages) if conversation.is_learnt(index)]
-
-
-@pytest.mark.parametrize(
-    ("row", "taught"),
-    [
-        ({"messages": ROLE_CONTENT, "tools": None}, ["Ok.", "open door"]),
-        ({"messages": ROLE_CONTENT, "data_source": "x", "enable_thinking": False}, ["Ok.", "open door"]),
-        ({"id": "os_0", "conversations": AGENT_INSTRUCT}, ["open door"]),
-        ({"id": "0", "conversation": AGENT_FLAN}, ["open door"]),
-        ({"id": "0", "conversations": ROLE_CONTENT}, ["Ok.", "open door"]),
-        ({"prompt": ROLE_CONTENT[:3], "completion": ROLE_CONTENT[3:]}, ["open door"]),
-        ({"messages": [user([part("Look.")]), *ROLE_CONTENT[1:]]}, ["Ok.", "open door"]),
-    ],
-)
-def test_every_published_shape_is_the_same_conversation(row: dict[str, Any], taught: list[str]) -> None:
-    conversation = conversation_of(row)
-    assert told(conversation) == TALK
-    assert learnt(conversation) == taught
 
 
 def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path) -> None:

@@ -101,13 +101,6 @@ def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, capsys: pytest.C
     assert f"`run.root` {tmp_path}/file is not a directory" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options in ([], ["--file", "x.html"]):
-        assert main(["view", str(tmp_path), *options]) == 2
-        assert f"{tmp_path} is not a run: it has no config.yaml" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "one", age_s=60)
     assert main(["replay", "audit", "run.name=one", f"run.root={tmp_path}"]) == 2
