@@ -1,32 +1,60 @@
-"""`openenv`: an environment that an OpenEnv server runs, played over its WebSocket."""
+"""`openenv`: an environment that an OpenEnv server (https://github.com/meta-pytorch/OpenEnv) runs, as of 0.3.
+
+Messages are JSON over a WebSocket `/ws`; one connection is one session:
+
+    {"type": "reset", "data": {"seed": 3}}         -> {"type": "observation", "data": {"observation", "reward", "done"}}
+    {"type": "step", "data": {ACTION'S FIELDS}}    -> the same
+    an invalid request                             -> {"type": "error", "data": {"message", "code"}}
+
+A field that may have any shape stays JSON here, because decoding it may take many times its size in memory.
+"""
 
 import asyncio
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
-from slipstream.common.process.wire import WireError
+from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message, valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_url
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.remote.openenv import (
-    CAPACITY_REACHED,
-    MAX_MESSAGE_BYTES,
-    Error,
-    Frame,
-    ObservationData,
-    read,
-    written,
-)
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
 ANSWER_S = 120.0
 RETRY_S = 0.5
+MAX_MESSAGE_BYTES = 8 << 20
+CAPACITY_REACHED = "CAPACITY_REACHED"
+
+T = TypeVar("T")
+
+
+class Frame(msgspec.Struct, kw_only=True, frozen=True):
+    """A message from the server."""
+
+    type: str
+    data: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class ObservationData(msgspec.Struct, kw_only=True, frozen=True):
+    """An environment's reply. Fields that later versions add are ignored."""
+
+    observation: msgspec.Raw
+    reward: float | bool | None = None
+    done: bool = False
+
+
+class Error(msgspec.Struct, kw_only=True, frozen=True):
+    """The reply to a request that failed."""
+
+    message: str = ""
+    code: str = ""
+    errors: msgspec.Raw = msgspec.Raw(b"null")  # for VALIDATION_ERROR: the missing and the unknown fields
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,17 +107,17 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         await self._drop()
         why = f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
         async with within(OPEN_S, self._drop, why):
-            data, connection = await self._begun(written("reset", {"seed": seed}))
+            data, connection = await self._begun(seed)
         self._episode = _Episode(connection=connection, task=task)
         system = (Message("system", self._rules),) if self._rules else ()
         return Observation(messages=(*system, Message("user", self._text(data))), rewards={}, terminated=data.done)
 
-    async def _begun(self, reset: str) -> tuple[ObservationData, WebSocketConnection]:
+    async def _begun(self, seed: int) -> tuple[ObservationData, WebSocketConnection]:
         """Start a session; retry while the server is full."""
         while True:
             connection = await connect(f"{self._url}/ws", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES)
             try:
-                answer = await _request(connection, reset)
+                answer = await _request(connection, "reset", {"seed": seed})
                 if isinstance(answer, ObservationData):
                     return answer, connection
                 if answer.code != CAPACITY_REACHED:
@@ -103,7 +131,7 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
     async def _step(self, action: str) -> Observation:
         episode, text = self._running(), valid_text(action)
         async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
-            answer = await _request(episode.connection, written("step", {self._action_field: text}))
+            answer = await _request(episode.connection, "step", {self._action_field: text})
             if isinstance(answer, Error):
                 raise _failure(answer)
             return self._observed(episode, answer)
@@ -119,14 +147,14 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         """Return the part of an observation that is shown: the text of a string, and any other value as JSON."""
         if not self._observation_field:
             return bytes(data.observation).decode()
-        fields = read(bytes(data.observation), dict[str, msgspec.Raw])
+        fields = _read(bytes(data.observation), dict[str, msgspec.Raw])
         if self._observation_field not in fields:
             raise EnvError(
                 f"`env.options.observation_field` must be one of {', '.join(fields)}, the fields that {self._url} "
                 f"sends, got {self._observation_field!r}"
             )
         shown = bytes(fields[self._observation_field])
-        return read(shown, str) if shown.startswith(b'"') else shown.decode()
+        return _read(shown, str) if shown.startswith(b'"') else shown.decode()
 
     async def _drop(self) -> None:
         episode, self._episode = self._episode, None
@@ -134,16 +162,18 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
             await episode.connection.close()
 
 
-async def _request(connection: WebSocketConnection, message: str) -> ObservationData | Error:
-    """Send `message` and return the reply. Raises EnvError if the connection is lost or the reply is malformed."""
-    reply = await connection.request(message)
+async def _request(connection: WebSocketConnection, kind: str, data: object) -> ObservationData | Error:
+    """Send a message and return the reply. Raises EnvError if the connection is lost or the reply is malformed."""
+    frame = _read(await connection.request(msgspec.json.encode({"type": kind, "data": data}).decode()), Frame)
+    data = bytes(frame.data)
+    return _read(data, Error) if frame.type == "error" else _read(data, ObservationData)
+
+
+def _read(message: bytes | str, kind: type[T]) -> T:
     try:
-        frame = read(reply, Frame)
-        if frame.type == "error":
-            return read(bytes(frame.data), Error)
-        return read(bytes(frame.data), ObservationData)
-    except WireError as error:
-        raise EnvError(str(error)) from error
+        return msgspec.json.decode(message, type=kind)
+    except MALFORMED as error:
+        raise EnvError(f"malformed {kind.__name__} of OpenEnv: {error}") from error
 
 
 def _failure(error: Error) -> EnvError:

@@ -108,10 +108,6 @@ class EnvPool:
         """The number of healthy workers."""
         return len(self._processes)
 
-    @property
-    def is_full(self) -> bool:
-        return self._slots.locked()
-
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the workers, and end them on exit. Raises WorkerFailed if one does not start."""

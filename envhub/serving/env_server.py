@@ -2,7 +2,6 @@
 
     GET /health        the served environments and the load
     GET /v1/episode    a WebSocket for one client, with the messages of slipstream.envhub.remote.env_protocol
-    /openenv/NAME/     an OpenEnv server of that environment: ws, schema, health
 
 A WebSocket is the lease of its episode. The lease ends when the client disconnects or does not answer a ping in time.
 """
@@ -18,7 +17,6 @@ from slipstream.common.process.http_guard import Border
 from slipstream.common.process.wire import WireError
 from slipstream.envhub.remote import env_protocol as protocol
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
-from slipstream.envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
 MAX_BODY_BYTES = 1 << 20  # of a request, or of a message in a WebSocket
 MAX_CLIENTS = 1024  # connected by a WebSocket
@@ -44,22 +42,9 @@ class EnvServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/episode", self._episode)
-        app.router.add_get("/openenv/{env}/ws", self._openenv)
-        app.router.add_get("/openenv/{env}/schema", self._openenv_schema)
-        app.router.add_get("/openenv/{env}/health", self._health)
         app.on_shutdown.append(self._disconnect)
         async with self._border.served(app, (host, port)) as url:
             yield url
-
-    async def accept(self, request: web.Request) -> web.WebSocketResponse:
-        """Accept the WebSocket that `request` opens, and ping the client as long as it is open."""
-        if sum(not each.closed for each in self._sockets) >= MAX_CLIENTS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_CLIENTS} clients are connected; try again later")
-        # aiohttp sends a ping after `heartbeat` without a message, and closes when half of that passes without a reply.
-        socket = web.WebSocketResponse(heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_BODY_BYTES, compress=False)
-        await socket.prepare(request)
-        self._sockets.add(socket)
-        return socket
 
     async def _health(self, request: web.Request) -> web.Response:
         pool = self.pool
@@ -76,27 +61,15 @@ class EnvServer:
         )
 
     async def _episode(self, request: web.Request) -> web.WebSocketResponse:
-        socket = await self.accept(request)
+        if sum(not each.closed for each in self._sockets) >= MAX_CLIENTS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_CLIENTS} clients are connected; try again later")
+        # aiohttp sends a ping after `heartbeat` without a message, and closes when half of that passes without a reply.
+        socket = web.WebSocketResponse(heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_BODY_BYTES, compress=False)
+        await socket.prepare(request)
+        self._sockets.add(socket)
         async with contextlib.AsyncExitStack() as slot:
-            await answer_each(socket, _Session(self, slot).answer)
+            await _answer_each(socket, _Session(self, slot).answer)
         return socket
-
-    async def _openenv(self, request: web.Request) -> web.WebSocketResponse:
-        env, socket = self._named(request), await self.accept(request)
-        async with contextlib.AsyncExitStack() as slot:
-            await answer_each(socket, OpenEnvSession(self.pool, env, slot).answer)
-        return socket
-
-    async def _openenv_schema(self, request: web.Request) -> web.Response:
-        self._named(request)
-        return web.json_response(SCHEMA)
-
-    def _named(self, request: web.Request) -> str:
-        """Return the environment that the path names. Raises HTTPNotFound."""
-        env = request.match_info["env"]
-        if env not in self.names:
-            raise web.HTTPNotFound(text=_unknown(env, self.names))
-        return env
 
     async def _disconnect(self, app: web.Application) -> None:
         closing = [socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server ends") for socket in self._sockets]
@@ -118,7 +91,8 @@ class _Session:
             return protocol.encode_message(protocol.InvalidRequest(why=str(error)))
         if isinstance(request, protocol.Open):
             if request.env not in self._server.names:
-                return protocol.encode_message(protocol.InvalidRequest(why=_unknown(request.env, self._server.names)))
+                why = f"the server has no environment {request.env!r}; it serves {', '.join(self._server.names)}"
+                return protocol.encode_message(protocol.InvalidRequest(why=why))
             await self._slot.aclose()
             self._episode = await self._slot.enter_async_context(self._server.pool.episode())
         if self._episode is None:
@@ -130,14 +104,8 @@ class _Session:
         return protocol.encode_message(protocol.Closed())
 
 
-def _unknown(env: str, names: Collection[str]) -> str:
-    return f"the server has no environment {env!r}; it serves {', '.join(names)}"
-
-
-async def answer_each(
-    socket: web.WebSocketResponse, answer: Callable[[bytes | str], Awaitable[bytes | str | None]]
-) -> None:
-    """Answer messages until the client disconnects, or the answer is None.
+async def _answer_each(socket: web.WebSocketResponse, answer: Callable[[bytes | str], Awaitable[bytes]]) -> None:
+    """Answer messages until the client disconnects.
 
     The server keeps reading while it computes an answer. It cancels the answer when the client disconnects, or when the
     client sends a message before it got the answer, which the protocol does not allow.
@@ -154,11 +122,8 @@ async def answer_each(
             if not answering.done():
                 await asyncio.wait([answering])
                 break
-            reply = await answering
-            if reply is None:
-                break
             with contextlib.suppress(ConnectionError):
-                await (socket.send_str(reply) if isinstance(reply, str) else socket.send_bytes(reply))
+                await socket.send_bytes(await answering)
     finally:
         receiving.cancel()
         await asyncio.wait([receiving])

@@ -144,15 +144,10 @@ def test_an_environment_server_outlives_garbage(tmp_path: Path) -> None:
             for body in garbage(5, 100, sound=sound):
                 await socket.send_bytes(body)
                 num_refused += isinstance(decode_response(await socket.receive_bytes()), ErrorResponse)
-        async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/openenv/grid/ws") as socket:
-            for body in garbage(8, 60, sound=[b'{"type": "step", "data": {"message": "x"}}']):
-                await socket.send_bytes(body)
-                answer = await socket.receive_json()
-                num_refused += answer["type"] == "error"
         return num_refused
 
     with env_host(tmp_path, "--names=grid") as host:
-        assert asyncio.run(pelt_sockets(host.url)) > 100
+        assert asyncio.run(pelt_sockets(host.url)) > 60
         for data in shouts(2):
             shout("127.0.0.1", host.port, data)
         env = far(host.url, "grid")

@@ -82,7 +82,7 @@ async def environments() -> AsyncIterator[Served]:
     pool = EnvPool(num_processes=1, max_episodes=1, step_timeout_s=1.0)
     served = env_server.EnvServer(pool, names=["grid"], lease_s=60.0, secret=KEY)
     async with served.listening("127.0.0.1", 0) as url:
-        path = "/openenv/grid/schema"
+        path = "/v1/episode"
         yield Served(port=port_of(url), path=path, max_bytes=env_server.MAX_BODY_BYTES, heavy=b"x" * 1000)
 
 

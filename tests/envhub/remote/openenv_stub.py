@@ -9,35 +9,27 @@ from typing import Any
 
 from aiohttp import web
 
-FIELDS = {"reset": {"type", "data"}, "step": {"type", "data"}, "state": {"type"}, "close": {"type"}}
-
 
 class Session:
     def __init__(self) -> None:
-        self.first, self.next, self.num_steps = 0, 0, 0
+        self.first, self.next = 0, 0
 
-    def answer(self, text: str) -> dict[str, Any] | None:
+    def answer(self, text: str) -> dict[str, Any]:
         message = json.loads(text)
         kind = message.get("type", "")
-        if kind not in FIELDS:
+        if kind not in ("reset", "step"):
             return error("UNKNOWN_TYPE", f"Unknown message type: {kind}")
-        if set(message) != FIELDS[kind] or (kind == "step" and set(message["data"]) != {"words"}):
+        if set(message) != {"type", "data"} or (kind == "step" and set(message["data"]) != {"words"}):
             return error("VALIDATION_ERROR", "Invalid message", errors=[{"type": "missing", "loc": ["words"]}])
-        match kind:
-            case "close":
-                return None
-            case "state":
-                return {"type": "state", "data": {"episode_id": None, "step_count": self.num_steps}}
-            case "reset":
-                assert isinstance(message["data"]["seed"], int) and message["data"]["seed"] >= 0
-                self.first = self.next = 2 + message["data"]["seed"] % 4
-                return moment(f"count down from {self.first}", None, False)
+        if kind == "reset":
+            assert isinstance(message["data"]["seed"], int) and message["data"]["seed"] >= 0
+            self.first = self.next = 2 + message["data"]["seed"] % 4
+            return moment(f"count down from {self.first}", None, False)
         words = message["data"]["words"]
         if words == "break":
             return error("EXECUTION_ERROR", "the database is gone")
         if words == "lie":
             return {"type": "observation", "data": {"reward": 1.0}}
-        self.num_steps += 1
         right = words == str(self.next)
         self.next -= right
         return moment("go on" if right else "no", right / self.first, self.next == 0)
@@ -66,10 +58,7 @@ class Server:
         self.num_sessions += 1
         try:
             async for message in socket:
-                answer = session.answer(message.data)
-                if answer is None:
-                    break
-                await socket.send_str(json.dumps(answer))
+                await socket.send_json(session.answer(message.data))
         finally:
             self.num_sessions -= 1
         return socket

@@ -1,45 +1,26 @@
-"""OpenEnv both ways, by the recorded wire: our client at a strict server, and their client's messages at our server.
-
-`make test-adapters-openenv` does the same with OpenEnv's own client and server.
-"""
+"""Our client of OpenEnv at a strict server, by the recorded wire. `make test-adapters-openenv` takes OpenEnv's own."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import pytest
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Env, EnvError, Observation
+from slipstream.envhub.env import Env, EnvError
 from tests.envhub.env_cases import said
-from tests.envhub.env_hosts import EnvHost, env_host, stub_server
+from tests.envhub.env_hosts import stub_server
 
 TASK = Task(env="openenv", split="train", index=1)
-HUGE = 10**20  # more than 64 bits
 
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with stub_server("tests.envhub.remote.openenv_stub", tmp_path_factory.mktemp("openenv")) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    names = "--names=kg,tests.envhub.unruly:UnrulyEnv"
-    with env_host(tmp_path_factory.mktemp("envs"), names, "--max-episodes=1") as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def alone(host: EnvHost) -> None:
-    """The only slot is free again: the server hears a little later that a client has left."""
-    host.wait_until(lambda health: health["episodes"] == 0, "the slot")
 
 
 def counting(url: str, **options: Any) -> Env:
@@ -127,95 +108,3 @@ async def test_a_full_server_is_waited_for(stub: str) -> None:
     await one.close()
     await start
     await other.close()
-
-
-async def told_by(host: EnvHost, env: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
-    async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/openenv/{env}/ws") as connection:
-        answers = []
-        for message in messages:
-            await connection.send_str(json.dumps(message))
-            with contextlib.suppress(TypeError):  # the connection was closed instead
-                answers.append(json.loads(await connection.receive_str()))
-        return answers
-
-
-def test_their_client_plays_ours_as_we_do(host: EnvHost) -> None:
-    near = make_env("kg", {"hops": 3})
-    task = Task(env="kg", split="held_out", index=6)
-    start = asyncio.run(near.reset(task))
-    actions, turns = list[str](), list[Observation]()
-    while not turns or not turns[-1].done:
-        actions.append(near.expert())
-        turns.append(asyncio.run(near.step(actions[-1])))
-    reset = {"type": "reset", "data": {"seed": 6, "split": "held_out", "options": {"hops": 3}}}
-    steps = [{"type": "step", "data": {"message": action}} for action in actions]
-    first, *rest, state = asyncio.run(told_by(host, "kg", reset, *steps, {"type": "state"}))
-    assert set(first) == {"type", "data"} and set(first["data"]) == {"observation", "reward", "done"}
-    assert (first["data"]["reward"], first["data"]["done"]) == (None, False)
-    assert first["data"]["observation"]["text"] == start.messages[0].content
-    assert [told["data"]["observation"]["text"] for told in rest] == [turn.messages[0].content for turn in turns]
-    assert [told["data"]["reward"] for told in rest] == [turn.rewards["solved"] for turn in turns]
-    assert [told["data"]["done"] for told in rest] == [turn.done for turn in turns]
-    assert rest[-1]["data"]["observation"]["success"] is True
-    assert state == {"type": "state", "data": {"episode_id": "kg/held_out/6", "step_count": len(actions)}}
-
-
-@pytest.mark.parametrize(
-    ("messages", "code", "complaint"),
-    [
-        ([{"type": "step", "data": {"message": "x"}}], "EXECUTION_ERROR", "call reset first"),
-        ([{"type": "dance"}], "UNKNOWN_TYPE", "dance"),
-        ([{"type": "reset", "data": {"seed": "x"}}], "VALIDATION_ERROR", "Expected `int | null`"),
-        ([{"type": "reset", "data": {"seed": HUGE}}], "VALIDATION_ERROR", "2**64"),
-        ([{"type": "reset", "data": {"options": {"hops": HUGE}}}], "VALIDATION_ERROR", "2**64"),
-        ([{"type": "reset", "data": {"split": "test"}}], "VALIDATION_ERROR", "Invalid enum value 'test'"),
-        ([{"type": "reset", "data": {"options": {"hops": 9}}}], "VALIDATION_ERROR", "`env.options.hops` must be"),
-        ([{"type": "reset", "data": {"options": {"hops": "x" * 70_000}}}], "VALIDATION_ERROR", "the limit is 65536"),
-        ([{"type": "reset", "data": {}}, {"type": "step", "data": {"text": "x"}}], "VALIDATION_ERROR", "`message`"),
-    ],
-)
-def test_an_invalid_message_of_their_client_is_an_error_in_their_format(
-    host: EnvHost, messages: list[dict[str, Any]], code: str, complaint: str
-) -> None:
-    last = asyncio.run(told_by(host, "kg", *messages))[-1]
-    assert last["type"] == "error" and set(last["data"]) == {"message", "code"}
-    assert last["data"]["code"] == code and complaint in last["data"]["message"]
-
-
-def test_a_crash_is_an_error_and_the_next_reset_starts_again(host: EnvHost) -> None:
-    reset, crash = {"type": "reset", "data": {"seed": 1}}, {"type": "step", "data": {"message": "crash"}}
-    hello = {"type": "step", "data": {"message": "hello"}}
-    answers = asyncio.run(told_by(host, "tests.envhub.unruly:UnrulyEnv", reset, crash, hello, reset, hello))
-    assert [answer["type"] for answer in answers] == ["observation", "error", "error", "observation", "observation"]
-    assert answers[1]["data"]["message"] == "the environment is lost: its process ended with -6"
-    assert answers[4]["data"]["observation"]["text"] == "hello"
-
-
-async def test_a_client_beyond_the_limit_gets_capacity_reached(host: EnvHost) -> None:
-    reset = {"type": "reset", "data": {}}
-    async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/openenv/kg/ws") as first:
-        await first.send_str(json.dumps(reset))
-        await first.receive()
-        assert host.health()["episodes"] == 1
-        (full,) = await told_by(host, "kg", reset)
-        await first.send_str(json.dumps({"type": "close"}))
-        assert (await first.receive()).type is aiohttp.WSMsgType.CLOSE
-    assert full["data"]["code"] == "CAPACITY_REACHED"
-    host.wait_until(lambda health: health["episodes"] == 0, "the slot")
-
-
-def test_the_schema_names_the_action_and_others_are_not_served(host: EnvHost) -> None:
-    async def asked(path: str) -> tuple[int, str]:
-        async with aiohttp.ClientSession() as session, session.get(f"{host.url}{path}") as reply:
-            return reply.status, await reply.text()
-
-    status, schema = asyncio.run(asked("/openenv/kg/schema"))
-    assert status == 200 and "message" in schema
-    assert asyncio.run(asked("/openenv/household/schema"))[0] == 404
-
-
-async def test_our_clients_of_their_protocols_play_our_server_too(host: EnvHost) -> None:
-    env = make_env("openenv", {"url": f"{host.url}/openenv/kg", "observation_field": "text"})
-    await env.reset(TASK)
-    assert said(await env.step("answer(#1)")) == "no variable #1"
-    await env.close()
