@@ -41,7 +41,6 @@ ADAPTERS: dict[str, str] = {
     "browsergym": "slipstream.envhub.adapters.browsergym:BrowserGymEnv",
     "gymnasium": "slipstream.envhub.adapters.gym:GymEnv",
     "mcp": "slipstream.envhub.adapters.mcp_tools:McpEnv",
-    "miniwob": "slipstream.envhub.adapters.miniwob:MiniWobEnv",
     "reasoning_gym": "slipstream.envhub.adapters.reasoning:ReasoningEnv",
     "textarena": "slipstream.envhub.adapters.textarena:TextArenaEnv",
     "textworld": "slipstream.envhub.adapters.textworld:TextWorldEnv",

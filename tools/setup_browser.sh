@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Installs the browser of the MiniWoB++ and BrowserGym adapters: Debian's Chromium, its driver, and bubblewrap to isolate it.
+# Installs the browser of the BrowserGym adapter: Debian's Chromium, and bubblewrap to isolate it.
 set -euo pipefail
 
 packages=()
 [ -x /usr/lib/chromium/chromium ] || packages+=(chromium)
-[ -x /usr/bin/chromedriver ] || packages+=(chromium-driver)
 command -v bwrap >/dev/null || packages+=(bubblewrap)
 if [ ${#packages[@]} = 0 ]; then
     exit 0

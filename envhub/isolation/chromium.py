@@ -1,4 +1,4 @@
-"""Debian's Chromium in bubblewrap, controlled over a pipe by chromedriver or Playwright.
+"""Debian's Chromium in bubblewrap, controlled over a pipe by Playwright.
 
 Chromium sees /usr and fonts, read only, the pages to show, and a home in memory. It has no network, not even the host's
 loopback, unless sites are named. Then it has the host's network, and requests to other sites go to a proxy that does
@@ -12,13 +12,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-CHROMIUM, CHROMEDRIVER = "/usr/lib/chromium/chromium", "/usr/bin/chromedriver"
+CHROMIUM = "/usr/lib/chromium/chromium"
 PAGES = "/pages"  # the path of the pages in bubblewrap
 TMPFS_BYTES = 256 << 20
 UNPRIVILEGED_ID = 65534  # the user id of Debian's user for processes without privileges
 
 _HOME = "/home/agent"
-_NEEDED = ((CHROMIUM, "chromium"), (CHROMEDRIVER, "chromium-driver"), ("bwrap", "bubblewrap"))
+_NEEDED = ((CHROMIUM, "chromium"), ("bwrap", "bubblewrap"))
 # Playwright passes --no-sandbox, which would switch Chromium's own sandbox off.
 _KEEP_SANDBOX = 'for given; do shift; [ "$given" = --no-sandbox ] || set -- "$@" "$given"; done\n'
 _UNPRIVILEGED = ["setpriv", f"--reuid={UNPRIVILEGED_ID}", f"--regid={UNPRIVILEGED_ID}", "--clear-groups"]
@@ -27,7 +27,7 @@ _MISSING_PROXY = "http://127.0.0.1:9"  # nothing listens there, so requests to o
 
 
 def require_chromium() -> None:
-    """Raise ValueError, with the command to install it, if Chromium, its driver or bubblewrap is missing."""
+    """Raise ValueError, with the command to install it, if Chromium or bubblewrap is missing."""
     for program, package in _NEEDED:
         if shutil.which(program) is None:
             raise ValueError(

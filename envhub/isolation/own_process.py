@@ -37,10 +37,6 @@ class OwnProcess:
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
 
-    @property
-    def is_over(self) -> bool:
-        return self._process is None or self._process.poll() is not None
-
     def log_tail(self) -> str:
         """Return the last characters of its output so far."""
         try:

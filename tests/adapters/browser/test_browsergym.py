@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,6 @@ from slipstream.actors.episode.answer import answer
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
-from tests.adapters.browser.left import folders_of, processes_of
 from tests.adapters.held import ALWAYS
 from tests.envhub.env_cases import Case
 from tests.http_stand_in import Asked, HttpStandIn, Reply
@@ -52,6 +52,20 @@ def bid(text: str, pattern: str) -> str:
     found = re.search(rf"\[(\w+)\] {pattern}", text)
     assert found is not None, f"no {pattern} in\n{text}"
     return found[1]
+
+
+def processes_left() -> set[int]:
+    """The processes that the adapter's folder is an argument of."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if b"/slipstream-browsergym-" in path.read_bytes():
+                found.add(int(path.parent.name))
+    return found
+
+
+def folders_left() -> set[Path]:
+    return set(Path("/tmp").glob("slipstream-browsergym-*"))
 
 
 @pytest.mark.parametrize("check", [*ALWAYS[:1], *ALWAYS[2:4], *ALWAYS[6:]], ids=lambda check: check.__name__)
@@ -142,20 +156,20 @@ def test_only_the_sites_that_are_named_are_reached() -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 async def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: signal.Signals) -> None:
-    before, folders = processes_of("browsergym"), folders_of("browsergym")
+    before, folders = processes_left(), folders_left()
     env = make_env("browsergym", {})
     start = await env.reset(task())
-    for pid in processes_of("browsergym") - before:
+    for pid in processes_left() - before:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sent)
     with pytest.raises(EnvError, match=r"BrowserGym's process is lost|no answer within"):
         await answer(partial(env.step, "noop(1)"), timeout_s=2)
     await env.close()
-    wait_until(lambda: processes_of("browsergym") <= before)
-    assert folders_of("browsergym") <= folders
+    wait_until(lambda: processes_left() <= before)
+    assert folders_left() <= folders
     assert await env.reset(task()) == start
     await env.close()
-    wait_until(lambda: processes_of("browsergym") <= before)
+    wait_until(lambda: processes_left() <= before)
 
 
 def test_a_task_that_nobody_registers_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The parts of the adapters to MiniWoB++ and BrowserGym; `make test-adapters-browser` plays them in a browser."""
+"""The parts of the adapter to BrowserGym; `make test-adapters-browser` plays it in a browser."""
 
 import asyncio
 import os
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,6 @@ import pytest
 
 from slipstream.envhub.adapters.browsergym import _Worker
 from slipstream.envhub.adapters.browsergym_worker import Begin, check_call, module_of
-from slipstream.envhub.adapters.miniwob_text import PageAction, page_text, parse_action, shown_refs
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation import chromium
 from slipstream.envhub.isolation.own_process import OwnProcess
@@ -33,82 +31,6 @@ echo "processes: $(ls -d /proc/[0-9]* | wc -l)"
 (exec 3<>"/dev/tcp/127.0.0.1/$(cat /pages/port)") 2>/dev/null && echo reached || echo "not reached"
 touch /usr/mine /pages/mine 2>/dev/null || echo "read only"
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Element:
-    """As `miniwob.dom.DOMElement` has them."""
-
-    ref: int
-    tag: str = "div"
-    text: str | None = None
-    value: bool | str | None = None
-    id: str = ""
-    classes: str = ""
-    focused: bool = False
-    children: Sequence["Element"] = ()
-
-    @property
-    def subtree_elements(self) -> list["Element"]:
-        return [self, *(element for child in self.children for element in child.subtree_elements)]
-
-
-# A part of login-user's page, as its own script described it to chromedriver; and a paragraph with two lines of text.
-LABELLED = [
-    Element(ref=6, tag="label", classes="bold", text="Username"),
-    Element(ref=7, tag="input_text", id="username", value="", focused=True),
-]
-TEXTS = [
-    Element(ref=-1, tag="t", text="one line and"),
-    Element(ref=-2, tag="t", text="another,"),
-    Element(ref=10, tag="span", classes="alink", text="a  link"),
-    Element(ref=-3, tag="t", text="and more"),
-]
-PARTS = [
-    Element(ref=5, tag="p", children=LABELLED),
-    Element(ref=8, tag="input_checkbox", value=True),
-    Element(ref=9, tag="p", children=TEXTS),
-    Element(ref=11, tag="button", classes="secondary-action big", text="Login"),
-]
-PAGE = Element(ref=1, tag="body", children=[Element(ref=2, id="wrap", children=PARTS)])
-
-
-def test_a_page_reads_as_its_elements_and_lines_of_text_are_joined() -> None:
-    assert page_text(PAGE) == (
-        "[2] div#wrap\n"
-        " [5] p\n"
-        '  [6] label.bold "Username"\n'
-        "  [7] input_text#username (focused)\n"
-        " [8] input_checkbox (on)\n"
-        " [9] p\n"
-        '  "one line and another,"\n'
-        '  [10] span.alink "a link"\n'
-        '  "and more"\n'
-        ' [11] button.secondary-action.big "Login"'
-    )
-    assert shown_refs(PAGE) == {1, 2, 5, 6, 7, 8, 9, 10, 11}
-    assert page_text(Element(ref=1, tag="body")) == "(an empty page)"
-    long = Element(ref=1, tag="body", children=[Element(ref=2, text="x" * 9000)])
-    assert len(page_text(long)) == 8000 + len("\n[cut]")
-
-
-@pytest.mark.parametrize(
-    ("action", "parsed"),
-    [
-        ("click 7", PageAction(kind="click", ref=7)),
-        ("  CLICK [7] ", PageAction(kind="click", ref=7)),
-        ("type 7 a  b ", PageAction(kind="type", ref=7, text="a  b")),
-        ('Type [7] "él \'n"', PageAction(kind="type", ref=7, text='"él \'n"')),
-        ("press <Enter>", PageAction(kind="press", text="<Enter>")),
-        ("wait", PageAction(kind="wait")),
-        *((wrong, None) for wrong in ("click 99", "click -1", "click", "click 7 8", "type 7", "type 7  ")),
-        *((wrong, None) for wrong in ("type 7 a\nb", "type 7 🙂", f"type 7 {'x' * 201}")),
-        ("type 7 \ue007", None),  # WebDriver's own Enter
-        *((wrong, None) for wrong in ("press A-<F4>", "press", "waiting", "")),
-    ],
-)
-def test_an_action_is_understood_where_it_names_what_is_shown(action: str, parsed: PageAction | None) -> None:
-    assert parse_action(action, {1, 7, 8}, {"<Enter>", "C-a"}) == parsed
 
 
 def test_waits_are_bounded_and_an_address_is_of_a_site() -> None:
@@ -175,8 +97,8 @@ def test_root_reports_pages_that_another_user_cannot_read(tmp_path: Path, monkey
 
 
 def test_what_is_missing_is_said_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chromium, "_NEEDED", (("bwrap", "bubblewrap"), ("/no/chromedriver", "chromium-driver")))
-    with pytest.raises(ValueError, match="/no/chromedriver is missing; install it: apt-get install chromium-driver"):
+    monkeypatch.setattr(chromium, "_NEEDED", (("bwrap", "bubblewrap"), ("/no/chromium", "chromium")))
+    with pytest.raises(ValueError, match="/no/chromium is missing; install it: apt-get install chromium"):
         chromium.require_chromium()
 
 
@@ -184,11 +106,11 @@ def test_a_process_is_ended_with_all_that_it_started() -> None:
     process = OwnProcess(name="test")
     process.start(["bash", "-c", "trap '' TERM; sleep 600 & echo $! $TMPDIR; wait"], env={"PATH": os.defpath})
     child, folder = wait_until(lambda: process.log_tail().split())
-    assert folder == str(process.folder) and process.folder.is_dir() and not process.is_over
+    assert folder == str(process.folder) and process.folder.is_dir()
     process.end()
     process.end()
     wait_until(lambda: not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE)
-    assert process.is_over and not process.folder.exists()
+    assert not process.folder.exists()
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:
