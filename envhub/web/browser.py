@@ -1,19 +1,9 @@
-"""A text browser: it shows HTML as lines with numbered links, fields and buttons, and supports forms and cookies."""
+"""A text browser: it shows HTML as lines with numbered links, fields and buttons, and fills in forms."""
 
-import http.client
-import urllib.parse
-from collections.abc import Mapping
 from html.parser import HTMLParser
-from http.cookies import SimpleCookie
 
 import msgspec
 
-from slipstream.envhub.env import EnvError
-from slipstream.envhub.web.site_server import TIMEOUT_S, Visit
-
-MAX_REDIRECTS = 5
-MAX_PAGE_BYTES = 100_000
-REFUSED = (400, 413, 414)  # statuses of a request that the server refuses; the browser shows "no such page"
 EMPTY = "_"  # what an empty field shows
 
 
@@ -46,43 +36,8 @@ class Browser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     page: Page | None = None
     typed: dict[str, str] = {}  # number of a field -> its value, if that differs from the page's
-    cookies: dict[str, str] = {}
+    cookie: str = ""
     previous: str = ""  # the path of the previous page; the browser can go back one page
-
-
-def load(browser: Browser, visit: Visit, path: str, form: Mapping[str, str] | None = None) -> Browser:
-    """Open `path`, with a POST of `form` if there is one, follow redirects, and return the new browser.
-
-    Blocks. Raises EnvError if the server does not answer, or answers with an unexpected status.
-    """
-    cookies = dict(browser.cookies)
-    connection = http.client.HTTPConnection("127.0.0.1", visit.port, timeout=TIMEOUT_S)
-    try:
-        for _ in range(MAX_REDIRECTS):
-            headers = {"Host": visit.host, "Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
-            if form is None:
-                connection.request("GET", path, headers=headers)
-            else:
-                headers["Content-Type"] = "application/x-www-form-urlencoded"
-                connection.request("POST", path, urllib.parse.urlencode(form).encode(), headers)
-            response = connection.getresponse()
-            body = response.read(MAX_PAGE_BYTES).decode()
-            for cookie in SimpleCookie(response.headers.get("Set-Cookie", "")).values():
-                cookies[cookie.key] = cookie.value
-            if response.status == 303:
-                path, form = response.headers["Location"], None
-            elif response.status in (200, 404, *REFUSED):
-                body = "<p>no such page</p>" if response.status in REFUSED else body
-                previous = browser.page.path if browser.page else ""
-                kept = {name: value for name, value in cookies.items() if value}  # a site deletes one by an empty value
-                return Browser(page=read_page(path, body), cookies=kept, previous=previous)
-            else:
-                raise EnvError(f"the site answered with status {response.status} to {path}")
-    except (OSError, http.client.HTTPException) as error:
-        raise EnvError(f"the site did not answer: {type(error).__name__}: {error}") from error
-    finally:
-        connection.close()
-    raise EnvError(f"the site redirected {MAX_REDIRECTS} times in a row, last to {path}")
 
 
 def filled(browser: Browser, form: int) -> dict[str, str]:

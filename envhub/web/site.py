@@ -1,4 +1,4 @@
-"""A small market as a web site: its state, and its response to a request. Requests are values; there are no sockets.
+"""A small market as a web site: its state, and its response to a request. There are no sockets.
 
 One customer has an account. A request that changes the site returns a new state. The last state judges the episode.
 """
@@ -66,7 +66,6 @@ class Response:
     """A page or a redirect, and the state of the site after the request."""
 
     state: SiteState
-    status: int = 200
     body: str = ""  # HTML
     location: str = ""  # of a redirect
     cookie: str | None = None  # the cookie to set; "" deletes it, None leaves it unchanged
@@ -217,11 +216,11 @@ def _paged(lines: list[str], path: str, query: dict[str, str], request: Request)
 
 
 def _nothing(state: SiteState) -> Response:
-    return Response(state=state, status=404, body="<p>no such page</p>")
+    return Response(state=state, body="<p>no such page</p>")
 
 
 def _to(state: SiteState, path: str) -> Response:
-    return Response(state=state, status=303, location=path)
+    return Response(state=state, location=path)
 
 
 def _item_title(site: Site, number: str) -> str | None:

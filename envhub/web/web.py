@@ -1,6 +1,5 @@
-"""`web`: do errands on a web site, served on loopback, through a text browser. The site's last state is judged."""
+"""`web`: do errands on a web site through a text browser. The site's last state is judged."""
 
-import asyncio
 import re
 import urllib.parse
 from collections import Counter
@@ -14,9 +13,18 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.web.browser import Browser, Element, Page, element_text, filled, load, page_text
-from slipstream.envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
-from slipstream.envhub.web.site_server import web_server
+from slipstream.envhub.web.browser import Browser, Element, Page, element_text, filled, page_text, read_page
+from slipstream.envhub.web.site import (
+    ITEMS_PER_PAGE,
+    MAX_TEXT_CHARS,
+    ItemOrder,
+    Request,
+    Site,
+    SiteState,
+    in_order,
+    page_number,
+    respond,
+)
 from slipstream.envhub.web.web_task import ERRANDS, Errand, draw_errand, draw_site, draw_state
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
@@ -27,7 +35,7 @@ RULES = (
     "When all errands are done, and nothing else has been changed, write done."
 )
 
-MAX_PATH_CHARS = 1000  # the server may refuse a longer path before it has read it; the refusal could then be lost
+MAX_PATH_CHARS = 1000
 _ACTION = re.compile(
     r"(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
     r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*))",
@@ -69,7 +77,7 @@ class WebWorld:
             path, form = _request(state.browser, found)
         except _InvalidAction as error:
             return Change(state=state, text=str(error), valid=False)
-        after = await asyncio.to_thread(self._visited, state, path, form)
+        after = _opened(self.site, state, path, form)
         return Change(state=after, text=page_text(after.browser))
 
     def admissible(self, state: WebState) -> list[str]:
@@ -120,12 +128,6 @@ class WebWorld:
             shown = _turn(page, self.site.matching(query).index(order.item))
         return shown or _fill(browser, {"search": query}, "find") or "goto /"
 
-    def _visited(self, state: WebState, path: str, form: Mapping[str, str] | None) -> WebState:
-        """Return the state after the browser has opened `path`. Blocks."""
-        with web_server().visit(self.site, state.site) as visit:
-            browser = load(state.browser, visit, path, form)
-            return WebState(site=visit.state, browser=browser)
-
 
 def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1, items: int = 24) -> Env:
     """Return a `web` environment. Raises ValueError for invalid options.
@@ -166,6 +168,27 @@ def _is_alike(site: SiteState, goal: SiteState) -> bool:
         and Counter(site.messages) == Counter(goal.messages)
         and Counter(site.orders.values()) == Counter(goal.orders.values())
     )
+
+
+def _opened(site: Site, state: WebState, path: str, form: Mapping[str, str] | None) -> WebState:
+    """Return the state after the browser has opened `path`, with a POST of `form` if there is one."""
+    browser, now, cookie = state.browser, state.site, state.browser.cookie
+    while True:
+        parts = urllib.parse.urlsplit("/" + path.lstrip("/"))
+        request = Request(
+            method="GET" if form is None else "POST",
+            path=parts.path,
+            query=dict(urllib.parse.parse_qsl(parts.query)),
+            form=form or {},
+            cookie=cookie,
+        )
+        response = respond(site, now, request)
+        now, cookie = response.state, cookie if response.cookie is None else response.cookie
+        if not response.location:
+            break
+        path, form = response.location, None
+    previous = browser.page.path if browser.page else ""
+    return WebState(site=now, browser=Browser(page=read_page(path, response.body), cookie=cookie, previous=previous))
 
 
 def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
