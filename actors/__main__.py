@@ -32,10 +32,9 @@ from slipstream.common.process.printable import printable_block
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.transfer.encryption import load_key
-from slipstream.envhub.rewards.part import actors_judge, book_on, count_by
+from slipstream.envhub.rewards.part import actors_judge, book_on
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer
-from slipstream.replay.buffer.visits import Visits
 from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S, Bulletin
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.replay.fleet.judge_account import JudgeAccount
@@ -81,7 +80,6 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
     parts = setup.scoring.parts.values() if setup.scoring else ()
     book_on(JudgeAccount(client, run.run.name).add, parts)
-    count_by(Visits(client, run.run.name).read, parts)
     judged = JudgeBuffer(client, run.run.name, run.replay, vocab_size=facts.vocab_size) if actors_judge(parts) else None
     shutdown.end_within(mine.actors.drain_s + LEAVE_S)
 
@@ -120,7 +118,6 @@ def buffers_to_play(client: redis.Redis, run: Config, *, vocab_size: int) -> dic
             run.replay,
             vocab_size=vocab_size,
             stream=stream,
-            counts_visits=stream == "train" and run.env.counts_visits,
         )
         for stream in ("eval", "train")
     }

@@ -149,13 +149,6 @@ def _check_groups(config: Config) -> None:
         "it compares an attempt with the others of its step",
     )
     require(
-        not replay.trees or not config.env.counts_visits,
-        "replay.trees",
-        "empty with a part run_novelty in env.rewards",
-        replay.trees,
-        "the bonus of a turn depends on when it is given, so attempts that share the turn would differ in it",
-    )
-    require(
         not replay.trees or config.env.max_turns > 1,
         "replay.trees",
         "empty with env.max_turns 1",

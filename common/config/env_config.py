@@ -11,7 +11,6 @@ from slipstream.common.config.setting_bounds import Count, Positive, check_bound
 from slipstream.common.process.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
-RUN_NOVELTY = "run_novelty"  # the part of a reward that counts the states of the whole run
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes a part of metric names
 MAX_PAIRED = 100  # members of a group that a judge compares in pairs: 9,900 requests
 
@@ -88,12 +87,6 @@ class EnvConfig:
             for name, part in parts.items()
             if isinstance(part, Mapping) and part.get("compare") is not None
         }
-
-    @property
-    def counts_visits(self) -> bool:
-        """Whether a part of a reward needs to know how often the run has visited a state."""
-        parts = [part for entry in self.entries().values() for part in entry.rewards.items()]
-        return any(isinstance(keys, Mapping) and keys.get("part", name) == RUN_NOVELTY for name, keys in parts)
 
     def entries(self) -> dict[str, MixtureEntry]:
         """The environments by `Task.env`: those of the mixture, or the only one."""

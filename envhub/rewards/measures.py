@@ -1,9 +1,8 @@
 """The built-in measures of an episode. Each is made with the options of its part, and computed from records alone."""
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slipstream.common.text.action_format import PREDICTION
@@ -75,17 +74,6 @@ def repetition(episode: Episode) -> Values:
     return repeated
 
 
-def error_recovery(episode: Episode) -> Values:
-    """Return the share of invalid actions that a valid one followed at once; 1 if there was none.
-
-    An episode without errors gets as much as one that recovers from all: errors earn nothing.
-    """
-    valid = [turn.valid_action for turn in episode.turns]
-    num_errors = valid.count(False)
-    num_mended = sum(now and not before for before, now in itertools.pairwise(valid))
-    return num_mended / num_errors if num_errors else 1.0
-
-
 def prediction(episode: Episode) -> Values:
     """Return, for each turn, how well the predicted answer fits the one that came: the F1 score of their words.
 
@@ -94,24 +82,6 @@ def prediction(episode: Episode) -> Values:
     "red mug" for "a red bowl": 2 * 1 / (2 + 3) = 0.4. It is 0 without a prediction.
     """
     return [_f1(_words(PREDICTION.parse(turn.reply).text), _words(turn.answer)) for turn in episode.turns]
-
-
-def novelty(episode: Episode) -> Values:
-    """Return 1 / sqrt(n) for each turn, where n is how often its state has been seen in the episode.
-
-    The bonus of Strehl & Littman 2008, https://doi.org/10.1016/j.jcss.2007.08.009, with counts of one episode. A turn
-    whose state is unknown gives 0.
-    """
-    return count_bonus([turn.state_key for turn in episode.turns], [0] * len(episode.turns))
-
-
-def count_bonus(states: Sequence[str], before: Sequence[int]) -> list[float]:
-    """Return 1 / sqrt(n) for each visit of a state, where n counts it, those before it, and `before`; 0 if unknown."""
-    seen, bonus = Counter[str](), list[float]()
-    for state, earlier in zip(states, before, strict=True):
-        seen[state] += 1
-        bonus.append((earlier + seen[state]) ** -0.5 if state else 0.0)
-    return bonus
 
 
 def _without_options(function: Callable[[Episode], Values]) -> Callable[[], Measure]:
@@ -128,9 +98,7 @@ MEASURES: dict[str, Callable[..., Measure]] = {
     "efficiency": _without_options(efficiency),
     "invalid_actions": _without_options(invalid_actions),
     "repetition": _without_options(repetition),
-    "error_recovery": _without_options(error_recovery),
     "prediction": _without_options(prediction),
-    "novelty": _without_options(novelty),
 }
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from slipstream.common.config.env_config import LABEL, RUN_NOVELTY, MixtureEntry
+from slipstream.common.config.env_config import LABEL, MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import is_own, loaded
 from slipstream.common.records.trajectory import MAX_REWARD, MAX_REWARDS
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from slipstream.envhub.rewards.chat_client import OwnPolicy
     from slipstream.envhub.rewards.judge import Judge
     from slipstream.envhub.rewards.reward_client import ServedRewardModel
-    from slipstream.envhub.rewards.run_novelty import RunNovelty, Visits
     from slipstream.envhub.rewards.sibling_judge import GroupJudge
 
 # Measures that ask others. Each is imported when the first of its kind is made.
@@ -37,7 +36,6 @@ ASKING = {
     "judge": "slipstream.envhub.rewards.judge:judge",
     "panel": "slipstream.envhub.rewards.panel:panel",
     "reward_model": "slipstream.envhub.rewards.reward_client:reward_model",
-    RUN_NOVELTY: "slipstream.envhub.rewards.run_novelty:RunNovelty",
 }
 COMPARISONS = ("listwise", "pairwise")
 JUDGES = ("judge", "panel")
@@ -174,13 +172,6 @@ def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], p
     for part in (part for of_env in parts for part in of_env):
         for name, asked in _named_judges(part).items():
             asked.client.account = partial(account, f"{part.key}.judges.{name}" if name else part.key)
-
-
-def count_by(visits: Visits, parts: Iterable[Sequence[Part]]) -> None:
-    """Let `visits` say how often the run has visited a state."""
-    for part in (part for of_env in parts for part in of_env):
-        if part.kind == RUN_NOVELTY:
-            cast("RunNovelty", part.measure).visits = visits
 
 
 def shown_columns(part: Part) -> set[str]:

@@ -17,7 +17,6 @@ from slipstream.common.records.trajectory import Outcome, Trajectory
 from slipstream.replay.buffer.bulk import packed
 from slipstream.replay.buffer.payloads import Entry, LostPayload, Payloads, record_of, result_of
 from slipstream.replay.buffer.verbs import ACTORS, Verbs
-from slipstream.replay.buffer.visits import visits_of
 from slipstream.replay.records.failures import DIED_TWICE, failed_attempt
 from slipstream.replay.records.forks import awaited
 from slipstream.replay.records.keys import key
@@ -40,10 +39,7 @@ class ActorBuffer:
         *,
         vocab_size: int,
         stream: str = "train",
-        counts_visits: bool = False,
     ) -> None:
-        """With `counts_visits`, the states of each stored episode are counted: see `visits`."""
-        self._counts_visits = counts_visits
         self._lease_ttl_s = replay.lease_ttl_s
         self._base = key(run_id, stream)
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
@@ -154,13 +150,7 @@ class ActorBuffer:
                 name = self._payloads.name(kind, group_id, member, trajectory.attempt, lease.fence)
                 record = record_of(trajectory, fence=lease.fence, num_bytes=len(frame))
                 keys = (self._base, name)
-                arguments: tuple[int | str, ...] = (
-                    group_id,
-                    member,
-                    record,
-                    *result_of(trajectory),
-                    *(visits_of(trajectory) if self._counts_visits and verb == "insert" else ()),
-                )
+                arguments: tuple[int | str, ...] = (group_id, member, record, *result_of(trajectory))
                 calls.append((keys, arguments))
                 yield packed(
                     ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"),

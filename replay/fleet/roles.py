@@ -24,7 +24,7 @@ _ACTORS_COMMANDS = (
 _ACTORS_STREAM_KEYS = (
     *("", ":counters"),
     *(":queued", ":leased", ":judging", ":ready", ":ready_by_version"),
-    *(":visits", ":group:*", ":blob:*", ":partial:*", ":lease_request:*", ":failures"),
+    *(":group:*", ":blob:*", ":partial:*", ":lease_request:*", ":failures"),
 )
 _ACTORS_RUN_KEYS = (
     *("judge:spent", "facts", "state"),

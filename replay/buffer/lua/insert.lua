@@ -1,8 +1,7 @@
--- insert: (group_id, member, record, environment, return, 1 for a success or else 0, then bucket, visits, bucket, visits
--- as in visits.py), payload in KEYS[2]. Commits the payload that was SET just before, removes its time to live, and
--- counts its episode as produced, and its states as visited. The last member completes the group.
+-- insert: (group_id, member, record, environment, return, 1 for a success or else 0), payload in KEYS[2]. Commits the
+-- payload that was SET just before, removes its time to live, and counts its episode as produced. The last member
+-- completes the group.
 local MAX_ENVIRONMENT = 256 -- bytes
-local NUM_BUCKETS = 262144 -- as in visits.py
 local RESOLUTION = 1e-6 -- of returns, as RETURN_RESOLUTION in grpo.py
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local environment, total_reward, success = ARGV[4], ARGV[5], ARGV[6]
@@ -14,12 +13,6 @@ local earned = tonumber(total_reward)
 if not environment or #environment > MAX_ENVIRONMENT or not earned or earned - earned ~= 0
   or (success ~= '0' and success ~= '1') then
   return redis.error_reply('ERR malformed result: ' .. tostring(total_reward) .. ', ' .. tostring(success))
-end
-for i = 7, #ARGV, 2 do
-  local bucket, visits = whole(ARGV[i]), whole(ARGV[i + 1])
-  if not bucket or bucket >= NUM_BUCKETS or not visits or visits > 4096 then
-    return redis.error_reply('ERR malformed visits')
-  end
 end
 -- One command reads all fields: servers spend most of their time on this verb.
 local facts = or_nothing(redis.pcall('HMGET', group, 'member:' .. member, 'fence', 'attempt:' .. member,
@@ -55,7 +48,6 @@ count('successes:' .. environment, success)
 if redis.pcall('HINCRBYFLOAT', counters, 'returns:' .. environment, sum).err then -- as in count()
   redis.call('HSET', counters, 'returns:' .. environment, sum)
 end
-for i = 7, #ARGV, 2 do increase(base .. ':visits', string.format('%d', ARGV[i]), ARGV[i + 1]) end
 if num_stored == tonumber(facts[7]) then
   leave(id, 'leased')
   if facts[10] then -- its returns are not known before its verdict

@@ -37,19 +37,14 @@ local function or_nothing(reply)
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err, 0) end
 end
 
--- Adds to a field of a hash and returns its value. A damaged field restarts at 0, so that no verb fails half-way.
-local function increase(hash, name, by)
-  local counted = redis.pcall('HINCRBY', hash, name, by)
-  if type(counted) == 'number' then return counted end
-  if string.find(counted.err, 'WRONGTYPE', 1, true) then redis.call('DEL', hash) end
-  redis.call('HSET', hash, name, 0)
-  return redis.call('HINCRBY', hash, name, by)
-end
-
--- Adds to an account and returns its value. If a counter was damaged, the learner finds later that the books do not
--- balance, and repairs them.
+-- Adds to an account and returns its value. A damaged counter restarts at 0, so that no verb fails half-way; the learner
+-- finds later that the books do not balance, and repairs them.
 local function count(name, by)
-  return increase(counters, name, by)
+  local counted = redis.pcall('HINCRBY', counters, name, by)
+  if type(counted) == 'number' then return counted end
+  if string.find(counted.err, 'WRONGTYPE', 1, true) then redis.call('DEL', counters) end
+  redis.call('HSET', counters, name, 0)
+  return redis.call('HINCRBY', counters, name, by)
 end
 
 -- The first check of a learner's verb, and of a person's verb, which has no epoch. An actor fails here, before any

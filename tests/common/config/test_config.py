@@ -154,10 +154,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
             "`replay.groups_per_step` must be >= 2 with objective.advantage reinforce_pp and replay.group_size 1, got",
         ),
         (
-            ["replay.trees=mcts:2", "objective.advantage=tree", "env.rewards.run_novelty={weight: 0.1}"],
-            "`replay.trees` must be empty with a part run_novelty in env.rewards, got 'mcts:2'",
-        ),
-        (
             ["replay.max_lag=1"],
             "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 2",
         ),

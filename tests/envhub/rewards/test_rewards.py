@@ -82,9 +82,7 @@ TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, stat
         ({"part": "invalid_actions"}, [1.0, 0.0]),
         ({"part": "invalid_actions", "max": 0.25}, [0.25, 0.0]),
         ({"part": "repetition"}, [0.0, 1.0]),
-        ({"part": "error_recovery"}, 1.0),
         ({"part": "prediction"}, [0.0, 0.0]),
-        ({"part": "novelty"}, [1.0, 0.5**0.5]),
     ],
     ids=str,
 )
@@ -102,18 +100,11 @@ def ups(*states: str) -> Episode:
     return episode_of(*(turn_of("up", state=state) for state in states))
 
 
-def tries(*valid: bool) -> Episode:
-    return episode_of(*(turn_of("x", valid=each) for each in valid))
-
-
 @pytest.mark.parametrize(
     ("part", "episode", "expected"),
     [
-        ("novelty", ups("a", "b", "a", "", "", "a"), pytest.approx([1, 1, 2**-0.5, 0, 0, 3**-0.5])),
         ("repetition", ups("a", "b", "a"), [0.0, 0.0, 1.0]),
         ("efficiency", ups("a"), 0.0),
-        ("error_recovery", tries(False, False, True, False), 1 / 3),
-        ("error_recovery", tries(True), 1.0),
     ],
 )
 def test_a_measure_looks_at_all_turns(part: str, episode: Episode, expected: Any) -> None:

@@ -48,7 +48,7 @@ class Views:
         self.client, self.run_id = client, run_id
         self.base = key(run_id, stream)
         self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream)
-        self.actor = ActorBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, counts_visits=True)
+        self.actor = ActorBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream)
         self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size)
         self.people = PeopleBuffer(client, run_id, stream=stream)
         self._stream = stream

@@ -13,7 +13,7 @@ from slipstream.common.config.config import Config, RunConfig, load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import encode
-from slipstream.common.records.trajectory import Outcome, Task
+from slipstream.common.records.trajectory import Outcome
 from slipstream.common.transfer.weights import Offer, sealed
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
@@ -22,7 +22,6 @@ from slipstream.replay.buffer.judge_buffer import JudgeBuffer
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.buffer.listing import find_group, list_groups
 from slipstream.replay.buffer.people_buffer import PeopleBuffer
-from slipstream.replay.buffer.visits import Visits
 from slipstream.replay.fleet.bulletin import Acknowledgement, Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.fleet.judge_account import JudgeAccount
@@ -38,7 +37,6 @@ from tests.replay.buffer.every_verb import FACTS, GROUP, MEMBER, RELAY
 from tests.replay.records.attempts import attempt_at, earning, make_buffer, partial_of, ticket, verdict_on
 
 NUM_GROUPS = 8
-TASK = Task(env="shop", split="train", index=0)
 GARBAGE = {
     "empty": b"",
     "50 random bytes": random.Random(50).randbytes(50),
@@ -206,7 +204,6 @@ def an_actor_and_a_judge_look_in(scene: Scene) -> None:
     buffer = make_buffer(scene.impatient, scene.run_id)
     works: list[Callable[[], None]] = [lambda: play(buffer.actor, scene.run_id), lambda: judge(buffer.judge)]
     account = JudgeAccount(scene.client, scene.run_id)
-    assert min(Visits(scene.client, scene.run_id).read(TASK, ["start", "b"])) >= 0
     before = account.add("env.rewards.clear", 1, 7, 0.5)
     assert account.add("env.rewards.clear", 1, 7, 0.5) == (before[0] + 1, before[1] + 7, before[2] + 0.5)
     for work in works:
