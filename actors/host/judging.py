@@ -77,7 +77,7 @@ def judge(config: Config) -> int:
     if not any(parts.values()) and not any_waits(setup):
         raise ConfigError(
             f"run {run.run.name!r} has no judge of whole groups, so there is nothing to do; a part of `env.rewards` is "
-            "one if it is a judge or a panel with `compare: listwise` or `compare: pairwise`"
+            "one if it is a judge or a panel with `compare: listwise`"
         )
     shutdown.end_within(LEAVE_S)
     try:

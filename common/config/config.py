@@ -16,7 +16,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.config.config_merge import check_presets, merged, read_as_written, with_home, written_in
-from slipstream.common.config.env_config import MAX_PAIRED, TOOLS, EnvConfig
+from slipstream.common.config.env_config import TOOLS, EnvConfig
 from slipstream.common.config.learner_config import (
     EvalConfig,
     LearnerConfig,
@@ -94,7 +94,6 @@ def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""
     _check_turns(config)
     _check_reward_model(config)
-    _check_judges(config)
     num_envs = len(config.env.entries())
     require(
         not config.eval.num_tasks or config.eval.num_tasks >= num_envs,
@@ -174,19 +173,6 @@ def _check_reward_model(config: Config) -> None:
             f"empty with a part `reward_model` of {label}",
             config.objective.reward_model,
             "the learner's score would replace that part; leave one of them out, or give the part another name",
-        )
-
-
-def _check_judges(config: Config) -> None:
-    """Raise ConfigError unless groups can be judged as a whole as `env.rewards` says."""
-    group_size = config.replay.group_size
-    for key, compare in config.env.comparisons().items():
-        require(
-            compare != "pairwise" or 2 <= group_size <= MAX_PAIRED,
-            f"{key}.compare",
-            f"listwise with replay.group_size = {group_size}",
-            compare,
-            f"pairwise needs 2 to {MAX_PAIRED} members: it asks twice about each two",
         )
 
 

@@ -12,7 +12,6 @@ from slipstream.common.process.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes a part of metric names
-MAX_PAIRED = 100  # members of a group that a judge compares in pairs: 9,900 requests
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,15 +77,15 @@ class EnvConfig:
                 "remove the entry to leave its environment out",
             )
 
-    def comparisons(self) -> dict[str, Any]:
-        """How judges compare whole groups, by the key of their part, such as `env.rewards.NAME`."""
+    def comparisons(self) -> list[str]:
+        """The keys of the parts whose judges compare whole groups, such as `env.rewards.NAME`."""
         parts_of = {f"env.mixture.{label}.rewards": entry.rewards for label, entry in self.mixture.items()}
-        return {
-            f"{key}.{name}": part["compare"]
+        return [
+            f"{key}.{name}"
             for key, parts in ({"env.rewards": self.rewards} | parts_of).items()
             for name, part in parts.items()
             if isinstance(part, Mapping) and part.get("compare") is not None
-        }
+        ]
 
     def entries(self) -> dict[str, MixtureEntry]:
         """The environments by `Task.env`: those of the mixture, or the only one."""

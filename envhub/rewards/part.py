@@ -37,7 +37,6 @@ ASKING = {
     "panel": "slipstream.envhub.rewards.panel:panel",
     "reward_model": "slipstream.envhub.rewards.reward_client:reward_model",
 }
-COMPARISONS = ("listwise", "pairwise")
 JUDGES = ("judge", "panel")
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
@@ -217,10 +216,8 @@ def _part(key: str, name: str, settings: Any) -> Part:
     kind = settings.get("part", name)
     options = {str(option): value for option, value in settings.items() if option not in _KEYS}
     compare = options.pop("compare", None) if kind in JUDGES else None
-    if compare is not None and compare not in COMPARISONS:
-        raise ConfigError(
-            f"`{key}.compare` must be {' or '.join(COMPARISONS)}, got {compare!r}; leave it out for one mark"
-        )
+    if compare not in (None, "listwise"):
+        raise ConfigError(f"`{key}.compare` must be listwise, got {compare!r}; leave it out for one mark")
     if compare is not None and settings.keys() & {"only_if", "success_from"}:
         raise ConfigError(f"`{key}`: a judge that compares a whole group has no only_if or success_from; remove them")
     low, high = _number(key, settings, "min", -math.inf), _number(key, settings, "max", math.inf)
@@ -259,7 +256,7 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         return cast("Measure", made)
     group_judge = loaded("slipstream.envhub.rewards.sibling_judge:GroupJudge")
     combine = getattr(made, "combine", "mean")  # of a panel
-    return cast("GroupJudge", group_judge(judges=made.judges, compare=compare, combine=combine))
+    return cast("GroupJudge", group_judge(judges=made.judges, combine=combine))
 
 
 def measure_of(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:

@@ -1,21 +1,17 @@
-"""A judge that compares the sibling attempts at one task: marks relative to each other, listwise or pairwise.
+"""A judge that compares the sibling attempts at one task, and marks them relative to each other.
 
-Listwise, one request shows all attempts and asks for a mark of each, as RULER of ART does
-(https://art.openpipe.ai/fundamentals/ruler). Pairwise, each two attempts are compared twice, with their places swapped,
-as judges prefer the first or the last place (Zheng et al. 2023, https://arxiv.org/abs/2306.05685, section 3.4).
+One request shows all attempts and asks for a mark of each, as RULER of ART does
+(https://art.openpipe.ai/fundamentals/ruler).
 """
 
 import hashlib
-import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from slipstream.common.config.env_config import MAX_PAIRED
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
@@ -57,7 +53,6 @@ class GroupJudge:
     """Marks all members of a group, relative to each other. Equal conversations get equal marks."""
 
     judges: Mapping[str, Judge]  # by name; one without a panel
-    compare: str  # "listwise" or "pairwise"
     combine: str  # the marks of a panel
 
     async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
@@ -65,7 +60,7 @@ class GroupJudge:
 
         Beside the marks of the run's own policy is its version.
         """
-        found = await together(_compared(judge, self.compare, members) for judge in self.judges.values())
+        found = await together(_compared(judge, members) for judge in self.judges.values())
         versions = versions_of(dict(zip(self.judges, found, strict=True)))
         members_marks = list(zip(*(each.value for each in found), strict=True))
         if len(self.judges) == 1:
@@ -73,7 +68,7 @@ class GroupJudge:
         return [combined(dict(zip(self.judges, each, strict=True)), self.combine, versions) for each in members_marks]
 
 
-async def _compared(judge: Judge, compare: str, members: Sequence[Shown]) -> Reading[list[float]]:
+async def _compared(judge: Judge, members: Sequence[Shown]) -> Reading[list[float]]:
     """The marks of the members by one judge."""
     # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the same.
     texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
@@ -82,47 +77,13 @@ async def _compared(judge: Judge, compare: str, members: Sequence[Shown]) -> Rea
     if missing := sorted(set(judge.columns) - members[0].columns.keys()):
         raise EnvError(f"the actor stored no column {', '.join(missing)}, which the judge is shown")
     reference = {name: members[0].columns[name] for name in judge.columns}
-    if compare == "listwise":
-        listed = await judge.ask(
-            judge.rubric.instructions_for_list(len(distinct)),
-            _text(distinct, reference, judge.max_chars),
-            read=lambda answer: judge.rubric.read_list(answer, len(distinct)),
-        )
-        marks = dict(zip(texts, listed.value, strict=True))
-        return Reading(value=[marks[member.text] for member in members], policy_version=listed.policy_version)
-    paired = await _pairs(judge, distinct, reference)
-    places = [texts.index(member.text) for member in members]
-    wins = [_mean_win(place, places[:at] + places[at + 1 :], paired.value) for at, place in enumerate(places)]
-    return Reading(value=wins, policy_version=paired.policy_version)
-
-
-async def _pairs(
-    judge: Judge, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]
-) -> Reading[dict[tuple[int, int], float]]:
-    """How often the first of two won against the second: 1, 0.5 or 0 in each order, and the mean of both orders.
-
-    The policy version is the oldest that was asked.
-    """
-    if len(distinct) > MAX_PAIRED:
-        raise EnvError(
-            f"{len(distinct)} members in a group, pairs are of {MAX_PAIRED} at most; compare: listwise asks once"
-        )
-    orders = list(itertools.permutations(range(len(distinct)), 2))
-    answers = await together(
-        judge.ask(
-            judge.rubric.instructions_for_pair,
-            _text([distinct[first], distinct[second]], reference, judge.max_chars),
-            read=judge.rubric.read_pair,
-        )
-        for first, second in orders
+    listed = await judge.ask(
+        judge.rubric.instructions_for_list(len(distinct)),
+        _text(distinct, reference, judge.max_chars),
+        read=lambda answer: judge.rubric.read_list(answer, len(distinct)),
     )
-    won = {order: answer.value for order, answer in zip(orders, answers, strict=True)}
-    return Reading(
-        value={(first, second): (won[first, second] + 1 - won[second, first]) / 2 for first, second in orders},
-        policy_version=min(
-            (answer.policy_version for answer in answers if answer.policy_version is not None), default=None
-        ),
-    )
+    marks = dict(zip(texts, listed.value, strict=True))
+    return Reading(value=[marks[member.text] for member in members], policy_version=listed.policy_version)
 
 
 def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any], max_chars: int) -> str:
@@ -136,11 +97,6 @@ def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any
     shared = {"shared_beginning": _within(conversations[0][:num_shared], each_chars)} if num_shared else {}
     known = {"reference": reference} if reference else {}
     return json.dumps({**shared, **known, "episodes": episodes}, ensure_ascii=False, default=str)
-
-
-def _mean_win(place: int, others: Sequence[int], wins: Mapping[tuple[int, int], float]) -> float:
-    """The mean result against the others; equal conversations tie, and a member without siblings has 0.5."""
-    return statistics.fmean(wins.get((place, other), 0.5) for other in others) if others else 0.5
 
 
 def _common_beginning(conversations: Sequence[Sequence[dict[str, str]]]) -> list[dict[str, str]]:

@@ -25,7 +25,7 @@ from slipstream.replay.records.ticket import Group, Marks, Verdict, with_verdict
 from tests.actors.group.test_group import Actor
 from tests.actors.group.test_reward_stage import scorer
 from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impatient
-from tests.envhub.rewards.test_group_judge import RUBRIC, higher_wins, marks_of_digits, replies_of
+from tests.envhub.rewards.test_group_judge import RUBRIC, marks_of_digits, replies_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import Views, attempt_at, ids, leased, ticket, verdict_on
@@ -325,10 +325,3 @@ def test_groups_from_before_a_resume_without_the_judge_become_ready_without_mark
     assert judge.wait() == 0
     assert [member.part_values for member in claimed(buffer, 1)[0].trajectories] == [{}] * MEMBERS
     assert (buffer.ledger.expired_judgings, server.requests) == (0, [])
-
-
-def test_pairs_are_judged_by_the_same_stage(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
-    server.answer_by(higher_wins)
-    complete(buffer, run_id, 0)
-    judged_by(setup_of(buffer, better(server.url, compare="pairwise")), lambda: buffer.ledger.ready == 1)
-    assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.5, 1.0]

@@ -107,12 +107,6 @@ def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_reco
     assert "has 2 attempts at the same task" in prompt and "hello" in prompt and prompt.count("bye") == 1
 
 
-def test_of_verdicts_on_pairs_the_oldest_version_is_recorded() -> None:
-    policy = Marker('{"better": "1"}', num_before_commit=3)
-    assert compared(policy, "a", "b", "c", of=OWN | {"compare": "pairwise"}) == [(0.5, {"policy_version": 4.0})] * 3
-    assert len(policy.prompts) == 6
-
-
 def test_a_policy_and_another_judge_compare_a_group_together() -> None:
     one = {"url": "actors", "rubric": RUBRIC}
     settings = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}, "compare": "listwise"}

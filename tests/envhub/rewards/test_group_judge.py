@@ -23,8 +23,8 @@ RUBRIC = {"text": "You compare.", "scale": [0, 10], "criteria": {"clear": "It is
 UNREACHABLE = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
 
 
-def group_judge(url: str, compare: str, **settings: Any) -> GroupJudge:
-    settings = {"part": "judge", "url": url, "model": "m", "rubric": RUBRIC, "compare": compare, **settings}
+def group_judge(url: str, **settings: Any) -> GroupJudge:
+    settings = {"part": "judge", "url": url, "model": "m", "rubric": RUBRIC, "compare": "listwise", **settings}
     ((_, judge),) = group_parts(parts_of("env.rewards", {"better": settings}))
     return judge
 
@@ -53,14 +53,9 @@ def marks_of_digits(request: dict[str, Any], number: int) -> Reply:
     return completion(json.dumps({at: {"clear": int(reply)} for at, reply in replies_of(request).items()}))
 
 
-def higher_wins(request: dict[str, Any], number: int) -> Reply:
-    first, second = (int(replies_of(request)[at]) for at in ("1", "2"))
-    return completion(json.dumps({"better": "tie" if first == second else "1" if first > second else "2"}))
-
-
 def test_a_list_is_marked_in_one_request_and_each_mark_goes_to_its_member(serve: Serve) -> None:
     server = serve(marks_of_digits)
-    judge = group_judge(server.url, "listwise", columns=["answer"])
+    judge = group_judge(server.url, columns=["answer"])
     assert compared(judge, shown("3", "10", "0", "7", answer=42)) == [0.3, 1.0, 0.0, 0.7]
     (request,) = server.requests
     found = asked(request)
@@ -73,43 +68,17 @@ def test_a_list_is_marked_in_one_request_and_each_mark_goes_to_its_member(serve:
 
 def test_members_that_said_the_same_are_shown_once_and_get_the_same_mark(serve: Serve) -> None:
     server = serve(marks_of_digits)
-    assert compared(group_judge(server.url, "listwise"), shown("3", "8", "3")) == [0.3, 0.8, 0.3]
+    assert compared(group_judge(server.url), shown("3", "8", "3")) == [0.3, 0.8, 0.3]
     assert sorted(replies_of(server.requests[0]).values()) == ["3", "8"]
 
 
-def test_pairs_are_compared_in_both_orders_and_a_mark_is_the_share_of_wins(serve: Serve) -> None:
-    server = serve(higher_wins)
-    judge = group_judge(server.url, "pairwise")
-    assert compared(judge, shown("1", "5", "9")) == [0.0, 0.5, 1.0]
-    assert len(server.requests) == 6
-    assert compared(judge, shown("2", "2", "7", "2")) == pytest.approx([1 / 3, 1 / 3, 1.0, 1 / 3])
-    assert len(server.requests) == 8, "equal members tie without a request"
-
-
-def test_a_judge_that_always_prefers_the_first_place_gives_ties(serve: Serve) -> None:
-    server = serve(lambda request, number: completion('{"better": 1}'))
-    assert compared(group_judge(server.url, "pairwise"), shown("1", "5", "9")) == [0.5, 0.5, 0.5]
-
-
-def test_a_group_of_one_has_a_mark_in_a_list_and_ties_with_itself_in_pairs(serve: Serve) -> None:
-    server = serve(marks_of_digits)
-    assert compared(group_judge(server.url, "listwise"), shown("4")) == [0.4]
-    assert compared(group_judge(server.url, "pairwise"), shown("4")) == [0.5]
-    assert compared(group_judge(server.url, "pairwise"), shown("4", "4")) == [0.5, 0.5]
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("compare", ["listwise", "pairwise"])
-def test_a_number_alone_is_no_comparison(serve: Serve, compare: str) -> None:
-    server = serve(lambda request, number: completion("1"))
-    with pytest.raises(EnvError, match="3 answers were malformed"):
-        compared(group_judge(server.url, compare, max_concurrent=1), shown("1", "2"))
-    assert len(server.requests) == 3
+def test_a_group_of_one_has_a_mark(serve: Serve) -> None:
+    assert compared(group_judge(serve(marks_of_digits).url), shown("4")) == [0.4]
 
 
 def test_a_long_attempt_is_cut_in_its_middle_and_the_others_stay_whole(serve: Serve) -> None:
     server = serve(lambda request, number: completion('{"1": 1, "2": 2}'))
-    judge = group_judge(server.url, "listwise", max_chars=3000)
+    judge = group_judge(server.url, max_chars=3000)
     compared(judge, shown("short", "x" * 9000))
     assert len(server.requests[0]["messages"][1]["content"]) < 3000
     episodes = asked(server.requests[0])["episodes"].values()
@@ -142,7 +111,7 @@ def test_a_comparison_adds_nothing_while_the_episode_is_scored_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"compare": "triple"}, "`env.rewards.better.compare` must be listwise or pairwise, got 'triple'"),
+        ({"compare": "triple"}, "`env.rewards.better.compare` must be listwise, got 'triple'"),
         ({"compare": "listwise", "only_if": "success"}, "has no only_if or success_from"),
         ({"compare": "listwise", "success_from": 0.5}, "has no only_if or success_from"),
         ({"compare": "listwise", "model": ""}, "`env.rewards.better.model` must be a name"),

@@ -117,7 +117,7 @@ def test_names_of_a_panel_are_not_those_of_parts_and_each_judge_needs_its_key(mo
     settings["liked"]["judges"]["b"]["key_env"] = "JUDGE_KEY"
     with pytest.raises(ConfigError, match="JUDGE_KEY"):
         check_keys({"shop": parts_of("env.rewards", settings)})
-    settings["liked"]["compare"] = "pairwise"
+    settings["liked"]["compare"] = "listwise"
     compared = {"shop": parts_of("env.rewards", settings)}
     check_keys(compared)
     with pytest.raises(ConfigError, match="JUDGE_KEY"):

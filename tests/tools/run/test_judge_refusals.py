@@ -18,19 +18,8 @@ from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main`
 
 RUBRIC = "{text: x, scale: [0, 1], criteria: {a: b}}"
 BY_URL = f"{{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: {RUBRIC}}}"
-BY_ACTORS = f"{{part: judge, url: actors, compare: pairwise, rubric: {RUBRIC}}}"
+BY_ACTORS = f"{{part: judge, url: actors, compare: listwise, rubric: {RUBRIC}}}"
 MALFORMED = f"{{part: judge, url: here, model: m, rubric: {RUBRIC}}}"
-
-
-@pytest.mark.parametrize("verb", ["up", "learner", "actors", "doctor", "plan", "launch", "serve judge"])
-def test_groups_that_are_too_large_for_pairs_are_refused_by_every_verb_at_once(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*verb.split(), "kubernetes"] if verb == "launch" else verb.split()
-    command = [*words, f"run.root={tmp_path}", "replay.group_size=101"]
-    assert main([*command, f"env.rewards.better={BY_URL.replace('listwise', 'pairwise')}"]) == 2
-    said = capsys.readouterr().err
-    assert "`env.rewards.better.compare` must be listwise with replay.group_size = 101, got 'pairwise'" in said
 
 
 @pytest.mark.parametrize("verb", ["up", "actors", "plan"])
@@ -45,26 +34,6 @@ def test_doctor_has_a_line_about_rewards(capsys: pytest.CaptureFixture[str]) -> 
     assert "rewards: FAULT: `env.rewards.clear.url` must be like http://host:8000/v1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("compare", "group_size", "is_refused"), [
-    ("pairwise", 1, True),
-    ("pairwise", 2, False),
-    ("pairwise", 100, False),
-    ("pairwise", 101, True),
-    ("listwise", 1, False),
-    ("listwise", 101, False),
-])  # fmt: skip
-def test_pairs_need_two_members_and_at_most_a_hundred(compare: str, group_size: int, is_refused: bool) -> None:
-    settings = [f"replay.group_size={group_size}", "objective.advantage=reinforce_pp"]
-    judge = BY_URL.replace("listwise", compare)
-    for name in ("env.rewards.better", "env.mixture.shop.rewards.better"):
-        if not is_refused:
-            load_config(None, [*settings, f"{name}={judge}"])
-            continue
-        with pytest.raises(ConfigError) as error:
-            load_config(None, [*settings, f"{name}={judge}"])
-        assert f"`{name}.compare` must be listwise with replay.group_size = {group_size}" in str(error.value)
-
-
 def run_with(**rewards: str) -> Config:
     return load_config(None, [f"env.rewards.{name}={judge}" for name, judge in rewards.items()])
 
@@ -75,13 +44,13 @@ def test_actors_judge_all_groups_of_a_run_if_one_judge_is_its_own_policy() -> No
 
     assert judging(run_with(better=BY_ACTORS)) and judging(run_with(other=BY_URL, better=BY_ACTORS))
     assert not judging(run_with(other=BY_URL))
-    assert not judging(run_with(clear=BY_ACTORS.replace("compare: pairwise, ", "")))
+    assert not judging(run_with(clear=BY_ACTORS.replace("compare: listwise, ", "")))
     one_of_two = f"{{part: panel, compare: listwise, judges: {{a: {of_panel(BY_URL)}, b: {of_panel(BY_ACTORS)}}}}}"
     assert judging(run_with(liked=one_of_two))
 
 
 def of_panel(judge: str) -> str:
-    return judge.replace("part: judge, ", "").replace("compare: pairwise, ", "").replace("compare: listwise, ", "")
+    return judge.replace("part: judge, ", "").replace("compare: listwise, ", "")
 
 
 @pytest.mark.parametrize(("judge", "processes"), [(BY_ACTORS, []), (BY_URL, ["judge"])])
@@ -101,10 +70,10 @@ def test_an_actor_that_judges_groups_needs_the_key_of_every_judge_of_groups(monk
         check_environments(run_with(other=with_key, better=BY_ACTORS), FACTS)
 
 
-@pytest.mark.parametrize("compare", ["", "compare: pairwise, "])
+@pytest.mark.parametrize("compare", ["", "compare: listwise, "])
 def test_a_rubric_that_fills_the_context_of_the_policy_is_refused_before_an_engine_starts(compare: str) -> None:
     tokenizer: Any = merging_tokenizer(CHATML)
-    judge = BY_ACTORS.replace("compare: pairwise, ", compare)
+    judge = BY_ACTORS.replace("compare: listwise, ", compare)
     short, long = run_with(better=judge), run_with(better=judge.replace("text: x", f"text: {'x ' * 5000}"))
     for config in (short, long):
         config.model.max_tokens = 2000
