@@ -77,7 +77,7 @@ def judge(config: Config) -> int:
     if not any(parts.values()) and not any_waits(setup):
         raise ConfigError(
             f"run {run.run.name!r} has no judge of whole groups, so there is nothing to do; a part of `env.rewards` is "
-            "one if it is a judge or a panel with `compare: listwise`"
+            "one if it is a judge with `compare: listwise`"
         )
     shutdown.end_within(LEAVE_S)
     try:
@@ -179,7 +179,7 @@ async def verdict_of(trajectories: Sequence[Trajectory], parts: Compared, *, jud
                 raise EnvError(f"`{part.key}`: the environment has a reward of this name; choose another name")
             value = part.limited(mark.value)
             member.values[part.name] = value
-            member.values.update({f"{part.name}_{name}": other for name, other in mark.beside.items()})
+            member.values.update(mark.version_under(part.name))
             member.rewards[part.name] = part.weight * value
     return Verdict(judge=judge, members=members)
 

@@ -26,7 +26,7 @@ from slipstream.common.text.codec import encoder
 from slipstream.common.text.pieces import check_pieces, check_words
 from slipstream.envhub.catalogue import DRIVING, make_any_env, num_rows
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.rewards.part import own_judges, reward_parts
+from slipstream.envhub.rewards.part import own_judge, reward_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,7 +61,7 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
 def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise ConfigError if the run's own policy is a judge, and its template or context has no room for a rubric."""
     for part in (part for of_env in reward_parts(run.env.entries()).values() for part in of_env):
-        for judge in own_judges(part):
+        if judge := own_judge(part):
             messages = (Message("system", judge.rubric.instructions), Message("user", "a"))
             with _explained(run, tokenizer, f"the prompt of the judge `{part.key}`", messages):
                 num_tokens = len(Chat(tokenizer, rules=ChatRules.of(run.model)).open(messages))

@@ -11,7 +11,7 @@ import base64
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -23,6 +23,7 @@ from slipstream.common.text.thought import THOUGHT_MARKS
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.rewards.attempts import Passing, Reply, repeated, requested
+from slipstream.envhub.rewards.episode import Reading
 
 MAX_REPLY_BYTES = 1 << 20
 MAX_TOKENS = 10**9  # of one request; with more, Redis could not add up what a run has spent
@@ -68,14 +69,6 @@ class Answered:
     reasoning: str = ""  # if the server sends it apart from the text
     is_cut: bool = False  # it had more to say than `max_tokens` of the request
     policy_version: int | None = None  # of the run's own policy, when it wrote the last token; None: another model
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading(Generic[T]):
-    """What was read in an answer, and the version of the run's own policy that wrote it; None: another model."""
-
-    value: T
-    policy_version: int | None
 
 
 OwnPolicy = Callable[[bytes], Awaitable[Answered]]

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from slipstream.common.records.reward_protocol import ScoredEpisode
 from slipstream.common.records.trajectory import Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,18 +52,17 @@ class Episode:
         return sum(turn.num_tokens for turn in self.turns)
 
 
-def version_name(judge: str) -> str:
-    """The name under which a mark of the run's own policy has its version beside it; `judge` is "" without a panel."""
-    return f"{judge}_policy_version" if judge else "policy_version"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Marked:
-    """One number for the episode, and others that are only recorded, each under the name of the part and its own."""
+class Reading(Generic[T]):
+    """What was read in a judge's answer, and the version of the run's own policy that wrote it; None: another model."""
 
-    value: float
-    beside: Mapping[str, float]
+    value: T
+    policy_version: int | None
+
+    def version_under(self, name: str) -> dict[str, float]:
+        """The version, by the name that it is recorded under for the part `name`; empty for another model."""
+        return {} if self.policy_version is None else {f"{name}_policy_version": float(self.policy_version)}
 
 
-Values = float | list[float] | Marked | None
+Values = float | list[float] | Reading[float] | None
 """What a part measures: one number for the episode, one for each turn, or None if the part does not apply."""

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from slipstream.common.process.config_error import require
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.env_options import is_number
-from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient, Reading
+from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient
 from slipstream.envhub.rewards.client_settings import check_model, check_request, check_whole, client_of
-from slipstream.envhub.rewards.episode import Episode, Marked, Values, version_name
+from slipstream.envhub.rewards.episode import Episode, Reading
 from slipstream.envhub.rewards.rubric import Rubric, read_rubric
 
 PLAIN = {"temperature": 0, "max_tokens": 512}
@@ -44,18 +44,7 @@ class Judge:
     def is_own(self) -> bool:
         return self.client.url == ACTORS
 
-    @property
-    def judges(self) -> "Mapping[str, Judge]":
-        """Itself, without a name: a panel has several."""
-        return {"": self}
-
-    async def __call__(self, episode: Episode) -> Values:
-        """As `mark`. Beside the mark of the run's own policy is its version."""
-        reading = await self.mark(episode)
-        beside = versions_of({"": reading})
-        return Marked(value=reading.value, beside=beside) if beside else reading.value
-
-    async def mark(self, episode: Episode) -> Reading[float]:
+    async def __call__(self, episode: Episode) -> Reading[float]:
         """Return the mark of `episode` in [0, 1]. Raises EnvError if the judge gives no mark within the deadline."""
         return await self.ask(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
 
@@ -84,15 +73,6 @@ class Judge:
             **({"reference": reference} if reference else {}),
         }
         return cut_in_the_middle(json.dumps(shown, ensure_ascii=False, default=str), self.max_chars)
-
-
-def versions_of(readings: Mapping[str, Reading[Any]]) -> dict[str, float]:
-    """Return the versions of the run's own policy that wrote some of these, by the names that are recorded."""
-    return {
-        version_name(name): float(each.policy_version)
-        for name, each in readings.items()
-        if each.policy_version is not None
-    }
 
 
 def columns_of(episode: Episode, names: Sequence[str]) -> dict[str, Any]:

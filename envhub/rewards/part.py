@@ -10,7 +10,6 @@ import asyncio
 import difflib
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from slipstream.common.process.imported import is_own, loaded
 from slipstream.common.records.trajectory import MAX_REWARD, MAX_REWARDS
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.env_options import is_number
-from slipstream.envhub.rewards.episode import Episode, Marked, Values, version_name
+from slipstream.envhub.rewards.episode import Episode, Reading, Values
 from slipstream.envhub.rewards.measures import MEASURES, Measure
 
 if TYPE_CHECKING:
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
 # Measures that ask others. Each is imported when the first of its kind is made.
 ASKING = {
     "judge": "slipstream.envhub.rewards.judge:judge",
-    "panel": "slipstream.envhub.rewards.panel:panel",
     "reward_model": "slipstream.envhub.rewards.reward_client:reward_model",
 }
-JUDGES = ("judge", "panel")
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
     "success": lambda episode: episode.success,
@@ -80,8 +77,8 @@ class Part:
             raise EnvError(f"no answer within `env.step_timeout_s` = {timeout_s:g} s") from error
         if isinstance(found, list):
             return [self.limited(value) for value in found]
-        if isinstance(found, Marked):
-            return Marked(value=self.limited(found.value), beside=found.beside)
+        if isinstance(found, Reading):
+            return replace(found, value=self.limited(found.value))
         return None if found is None else self.limited(found)
 
     def scored(self, episode: Episode, found: Values) -> Episode:
@@ -134,20 +131,29 @@ def actors_judge(parts: Iterable[Sequence[Part]]) -> bool:
 
     Otherwise `slipstream serve judge` does, which has no engine.
     """
-    return any(own_judges(part) for of_env in parts for part, _ in group_parts(of_env))
+    return any(own_judge(part) for of_env in parts for part, _ in group_parts(of_env))
 
 
-def own_judges(part: Part) -> list[Judge]:
-    """Return the judges of `part` that are the run's own policy."""
-    return [asked for asked in _named_judges(part).values() if asked.is_own]
+def judge_of(part: Part) -> Judge | None:
+    """Return the judge that marks episodes or groups for `part`; None for another measure."""
+    if part.kind != "judge":
+        return None
+    return cast("GroupJudge", part.measure).judge if part.compare else cast("Judge", part.measure)
+
+
+def own_judge(part: Part) -> Judge | None:
+    """Return the judge of `part` if it is the run's own policy."""
+    judge = judge_of(part)
+    return judge if judge and judge.is_own else None
 
 
 def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) -> None:
     """Raise ConfigError unless this host has the key of every judge of episodes, or of groups, that needs one."""
     for part in (part for of_env in parts.values() for part in of_env):
-        for asked in _named_judges(part).values() if bool(part.compare) == of_groups else []:
+        judge = judge_of(part)
+        if judge and bool(part.compare) == of_groups:
             try:
-                asked.client.read_key()
+                judge.client.read_key()
             except ConfigError as error:
                 raise ConfigError(f"`{part.key}`: {error}") from None
 
@@ -155,8 +161,8 @@ def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) 
 def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
     """Let `policy` answer for every judge whose url is `actors`."""
     for part in (part for of_env in parts.values() for part in of_env):
-        for asked in own_judges(part):
-            asked.client.own_policy = policy
+        if judge := own_judge(part):
+            judge.client.own_policy = policy
 
 
 def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
@@ -169,25 +175,14 @@ def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
 def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], parts: Iterable[Sequence[Part]]) -> None:
     """Let each judge's budget be one of the run: `account` adds to what its key has spent, and returns the sums."""
     for part in (part for of_env in parts for part in of_env):
-        for name, asked in _named_judges(part).items():
-            asked.client.account = partial(account, f"{part.key}.judges.{name}" if name else part.key)
+        if judge := judge_of(part):
+            judge.client.account = partial(account, part.key)
 
 
-def shown_columns(part: Part) -> set[str]:
-    """Return the columns of a task that the judges of `part` see."""
-    return {name for asked in _named_judges(part).values() for name in asked.columns}
-
-
-def _named_judges(part: Part) -> Mapping[str, Judge]:
-    """The judges of a part, by their names in a panel; "" for one without."""
-    return cast("Mapping[str, Judge]", getattr(part.measure, "judges", {}))
-
-
-def _recorded_beside(part: Part) -> list[str]:
-    """What a judge or a panel records beside its mark."""
-    judges = _named_judges(part)
-    versions = [version_name(name) for name, each in judges.items() if each.is_own]
-    return [*judges, "agreement", *versions] if len(judges) > 1 else versions
+def shown_columns(part: Part) -> Sequence[str]:
+    """Return the columns of a task that the judge of `part` sees."""
+    judge = judge_of(part)
+    return judge.columns if judge else ()
 
 
 def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
@@ -196,12 +191,9 @@ def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
     scoring = [part.name for part in parts if part.success_from is not None]
     if len(scoring) > 1:
         raise ConfigError(f"`{key}`: only one part can have success_from, got {' and '.join(scoring)}; remove others")
-    recorded = Counter(f"{part.name}_{name}" for part in parts for name in _recorded_beside(part))
-    recorded.update(part.name for part in parts)
-    if twice := [name for name, number in recorded.items() if number > 1]:
-        raise ConfigError(
-            f"`{key}.{twice[0]}`: a judge or a panel records something under this name; choose another name"
-        )
+    versions = {f"{part.name}_policy_version" for part in parts if own_judge(part)}
+    if twice := [part.name for part in parts if part.name in versions]:
+        raise ConfigError(f"`{key}.{twice[0]}`: a judge records its version under this name; choose another name")
     goals = [part.component for part in parts if part.component is not None]
     if len(goals) != len(set(goals)) or ("" in goals and len(goals) > 1):
         raise ConfigError(f"`{key}`: two parts of kind goal replace the same reward; remove one")
@@ -215,7 +207,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
         raise ConfigError(f"`{key}` must be a mapping, such as {{part: length, weight: -0.1}}, got {settings!r}")
     kind = settings.get("part", name)
     options = {str(option): value for option, value in settings.items() if option not in _KEYS}
-    compare = options.pop("compare", None) if kind in JUDGES else None
+    compare = options.pop("compare", None) if kind == "judge" else None
     if compare not in (None, "listwise"):
         raise ConfigError(f"`{key}.compare` must be listwise, got {compare!r}; leave it out for one mark")
     if compare is not None and settings.keys() & {"only_if", "success_from"}:
@@ -251,28 +243,25 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         if options:
             raise ConfigError(f"`{key}` has unknown keys {', '.join(options)}; a function takes no options")
         return cast("Measure", loaded("slipstream.envhub.rewards.function:function_measure")(f"{key}.part", kind))
-    made: Any = measure_of(key, kind, options)
+    made = _built_in(key, kind, options)
     if compare is None:
-        return cast("Measure", made)
-    group_judge = loaded("slipstream.envhub.rewards.sibling_judge:GroupJudge")
-    combine = getattr(made, "combine", "mean")  # of a panel
-    return cast("GroupJudge", group_judge(judges=made.judges, combine=combine))
+        return made
+    return cast("GroupJudge", loaded("slipstream.envhub.rewards.sibling_judge:GroupJudge")(judge=made))
 
 
-def measure_of(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
-    """Make a built-in measure from the `options` of the part `key`. Raises ConfigError, with the key."""
+def _built_in(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
     known = [*MEASURES, *ASKING]
     if str(kind) not in known:
         near = difflib.get_close_matches(str(kind), known, n=1)
         hint = f"did you mean {near[0]}?" if near else "set `part`, or give the part the name of one"
         raise ConfigError(f"`{key}`: a part is {', '.join(known)}, or module:function, got {kind!r}; {hint}")
     make: Callable[..., Measure] = MEASURES[kind] if kind in MEASURES else loaded(ASKING[kind])
-    make = partial(make, key) if kind in JUDGES else make
+    make = partial(make, key) if kind == "judge" else make
     signature = inspect.signature(make)
     try:
         signature.bind(**options)
     except TypeError as error:
-        keys = ", ".join([*_KEYS, *signature.parameters, *(["compare"] if kind in JUDGES else [])])
+        keys = ", ".join([*_KEYS, *signature.parameters, *(["compare"] if kind == "judge" else [])])
         raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {keys}") from None
     try:
         return make(**options)
@@ -312,8 +301,8 @@ def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) 
             turn[part.name] = part.weight * value
         if found is not None:
             measured[part.name] = math.fsum(of_turns)
-        if isinstance(found, Marked):
-            measured |= {f"{part.name}_{name}": value for name, value in found.beside.items()}
+        if isinstance(found, Reading):
+            measured |= found.version_under(part.name)
         if part.success_from is not None:
             episode = part.scored(episode, found)
     if len(rewards[-1]) > MAX_REWARDS:
@@ -324,5 +313,5 @@ def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) 
 def _of_turns(values: Values, *, num_turns: int) -> list[float]:
     if isinstance(values, list):
         return values
-    value = values.value if isinstance(values, Marked) else values or 0.0
+    value = values.value if isinstance(values, Reading) else values or 0.0
     return [0.0] * (num_turns - 1) + [value]

@@ -15,11 +15,8 @@ import msgspec
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.chat_client import Reading
-from slipstream.envhub.rewards.episode import Episode, Marked
-from slipstream.envhub.rewards.judge import Judge, columns_of, cut_in_the_middle, versions_of
-from slipstream.envhub.rewards.panel import combined
-from slipstream.envhub.together import together
+from slipstream.envhub.rewards.episode import Episode, Reading
+from slipstream.envhub.rewards.judge import Judge, columns_of, cut_in_the_middle
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,38 +49,25 @@ def read_shown(trajectory: Trajectory) -> Shown:
 class GroupJudge:
     """Marks all members of a group, relative to each other. Equal conversations get equal marks."""
 
-    judges: Mapping[str, Judge]  # by name; one without a panel
-    combine: str  # the marks of a panel
+    judge: Judge
 
-    async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
-        """Return a mark in [0, 1] for each member. Raises EnvError if a judge gives no marks within the deadline.
-
-        Beside the marks of the run's own policy is its version.
-        """
-        found = await together(_compared(judge, members) for judge in self.judges.values())
-        versions = versions_of(dict(zip(self.judges, found, strict=True)))
-        members_marks = list(zip(*(each.value for each in found), strict=True))
-        if len(self.judges) == 1:
-            return [Marked(value=mark, beside=versions) for (mark,) in members_marks]
-        return [combined(dict(zip(self.judges, each, strict=True)), self.combine, versions) for each in members_marks]
-
-
-async def _compared(judge: Judge, members: Sequence[Shown]) -> Reading[list[float]]:
-    """The marks of the members by one judge."""
-    # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the same.
-    texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
-    conversations = {member.text: member.conversation for member in members}
-    distinct = [conversations[text] for text in texts]
-    if missing := sorted(set(judge.columns) - members[0].columns.keys()):
-        raise EnvError(f"the actor stored no column {', '.join(missing)}, which the judge is shown")
-    reference = {name: members[0].columns[name] for name in judge.columns}
-    listed = await judge.ask(
-        judge.rubric.instructions_for_list(len(distinct)),
-        _text(distinct, reference, judge.max_chars),
-        read=lambda answer: judge.rubric.read_list(answer, len(distinct)),
-    )
-    marks = dict(zip(texts, listed.value, strict=True))
-    return Reading(value=[marks[member.text] for member in members], policy_version=listed.policy_version)
+    async def __call__(self, members: Sequence[Shown]) -> list[Reading[float]]:
+        """Return a mark in [0, 1] for each member. Raises EnvError if the judge gives no marks within the deadline."""
+        judge = self.judge
+        # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the
+        # same.
+        texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
+        conversations = {member.text: member.conversation for member in members}
+        if missing := sorted(set(judge.columns) - members[0].columns.keys()):
+            raise EnvError(f"the actor stored no column {', '.join(missing)}, which the judge is shown")
+        reference = {name: members[0].columns[name] for name in judge.columns}
+        listed = await judge.ask(
+            judge.rubric.instructions_for_list(len(texts)),
+            _text([conversations[text] for text in texts], reference, judge.max_chars),
+            read=lambda answer: judge.rubric.read_list(answer, len(texts)),
+        )
+        marks = dict(zip(texts, listed.value, strict=True))
+        return [Reading(value=marks[member.text], policy_version=listed.policy_version) for member in members]
 
 
 def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any], max_chars: int) -> str:

@@ -19,7 +19,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     asked: str  # the digest of what the judge was shown, and of how it was asked
     marks: dict[str, float]  # by name
-    spent: dict[str, tuple[int, int, float]]  # of each judge: requests, tokens, money
+    spent: tuple[int, int, float]  # requests, tokens, money
 
 
 def entries_of(file: BinaryIO, path: Path) -> Iterator[Entry]:

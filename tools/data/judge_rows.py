@@ -15,10 +15,9 @@ from slipstream.common.process.yaml_file import read_yaml
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import ACTORS
-from slipstream.envhub.rewards.episode import Episode, Marked
+from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.judge import Judge
-from slipstream.envhub.rewards.panel import Panel
-from slipstream.envhub.rewards.part import Part, check_keys, parts_of
+from slipstream.envhub.rewards.part import Part, check_keys, judge_of, parts_of
 from slipstream.tools.data.answer_journal import Entry, append_entry, entries_of
 
 MAX_OPEN = 256  # rows that are judged at a time; `max_concurrent` of a judge limits the requests
@@ -38,32 +37,23 @@ class RowJudge:
     settings: str  # what its marks depend on
 
     @property
-    def judges(self) -> Mapping[str, Judge]:
-        """The judges that it asks, by name; one without a panel."""
-        measure = self.part.measure
-        if isinstance(measure, Panel):
-            return measure.judges
-        assert isinstance(measure, Judge)
-        return {"": measure}
+    def judge(self) -> Judge:
+        judge = judge_of(self.part)
+        assert judge is not None
+        return judge
 
     @property
     def columns(self) -> list[str]:
-        """The columns that a judge sees beside the conversation."""
-        return sorted({name for judge in self.judges.values() for name in judge.columns})
+        """The columns that the judge sees beside the conversation."""
+        return sorted(self.judge.columns)
 
     async def marks(self, messages: list[dict[str, str]], columns: dict[str, Any]) -> dict[str, float]:
-        """The mark of a row, and what is beside it. Raises EnvError without one."""
-        name, measure = self.part.name, self.part.measure
-        assert isinstance(measure, Panel | Judge)
-        found = await measure(_episode(messages, columns))
-        if isinstance(found, Marked):
-            return {name: found.value} | {f"{name}_{key}": mark for key, mark in found.beside.items()}
-        assert isinstance(found, float), "a judge gives one number"
-        return {name: found}
+        """The mark of a row, by name. Raises EnvError without one."""
+        return {self.part.name: (await self.judge(_episode(messages, columns))).value}
 
 
 def read_judge(path: Path) -> RowJudge:
-    """Read the file of `--judge`: one name, with the settings of a judge or a panel. Raises ConfigError."""
+    """Read the file of `--judge`: one name, with the settings of a judge. Raises ConfigError."""
     found = read_yaml(path, "`--judge` ")
     if not isinstance(found, dict) or len(found) != 1:
         raise ConfigError(f"`--judge` {path} must have one name with a judge's settings, as in docs/data.md")
@@ -72,22 +62,14 @@ def read_judge(path: Path) -> RowJudge:
         wrong = ", ".join(sorted(settings.keys() & NOT_HERE))
         raise ConfigError(f"`{path}.{name}` has {wrong}, which are for rewards; leave them out")
     (part,) = parts_of(str(path), found)
-    if part.kind not in ("judge", "panel"):
-        raise ConfigError(
-            f"`{path}.{name}.part` must be judge or panel, got {part.kind!r}; the other parts mark no rows"
-        )
+    if part.kind != "judge":
+        raise ConfigError(f"`{path}.{name}.part` must be judge, got {part.kind!r}; the other parts mark no rows")
     judge = RowJudge(part=part, settings="")
-    if any(each.client.url == ACTORS for each in judge.judges.values()):
+    if judge.judge.is_own:
         raise ConfigError(f"`{path}.{name}.url` must be a server's, got {ACTORS!r}: rows are judged without a run")
     check_keys({"": [part]})
-    rubrics = {key: repr(each.rubric) for key, each in judge.judges.items()}
-    return RowJudge(part=part, settings=json.dumps([_without_limits(settings), rubrics], sort_keys=True, default=str))
-
-
-def _without_limits(settings: object) -> object:
-    if not isinstance(settings, dict):
-        return settings
-    return {str(key): _without_limits(value) for key, value in settings.items() if key not in (*LIMITS, "rubric")}
+    asked = {str(key): value for key, value in settings.items() if key not in (*LIMITS, "rubric")}
+    return RowJudge(part=part, settings=json.dumps([asked, repr(judge.judge.rubric)], sort_keys=True, default=str))
 
 
 def judged(rows: BinaryIO, judge: RowJudge, journal: Path) -> list[dict[str, float]]:
@@ -137,14 +119,14 @@ class _Work:
         asked = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         if asked not in self.known:
             self.known[asked] = await self.judge.marks(messages, row["columns"])
-            clients = {name: each.client for name, each in self.judge.judges.items()}
-            spent = {name: (each.num_requests, each.num_tokens, each.cost) for name, each in clients.items()}
+            client = self.judge.judge.client
+            spent = (client.num_requests, client.num_tokens, client.cost)
             append_entry(self.journal, Entry(asked=asked, marks=self.known[asked], spent=spent))
         self.marks[number] = self.known[asked]
 
 
 def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, dict[str, float]]:
-    """What the journal has under the judge's name, by what was asked. The judges then have spent what the journal says.
+    """What the journal has under the judge's name, by what was asked. The judge then has spent what the journal says.
 
     Raises ConfigError if it is damaged.
     """
@@ -152,10 +134,9 @@ def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, dict[str
     for entry in entries_of(file, journal):
         if judge.part.name in entry.marks:
             known[entry.asked] = entry.marks
-        for name in judge.judges.keys() & entry.spent.keys():
-            client, (requests, tokens, cost) = judge.judges[name].client, entry.spent[name]
-            client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
-            client.cost = max(client.cost, cost)
+        client, (requests, tokens, cost) = judge.judge.client, entry.spent
+        client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
+        client.cost = max(client.cost, cost)
     return known
 
 

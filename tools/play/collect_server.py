@@ -45,7 +45,7 @@ from slipstream.common.text.thought import without_thought
 from slipstream.common.text.tokenizer import text_root
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered
-from slipstream.envhub.rewards.part import own_judges, read_as, reward_parts
+from slipstream.envhub.rewards.part import own_judge, read_as, reward_parts
 from slipstream.tools.data.chat_file import ChatServer
 from slipstream.tools.play.fixed_policy import attempt_at
 from slipstream.tools.run.prepare import completion_of
@@ -176,7 +176,7 @@ def scoring_of(config: Config, tokenizer: PreTrainedTokenizerBase) -> Scoring:
         label: tuple(part for part in parts if part.success_from is not None)
         for label, parts in reward_parts(config.env.entries()).items()
     }
-    if own := [part.key for parts in scores.values() for part in parts if own_judges(part)]:
+    if own := [part.key for parts in scores.values() for part in parts if own_judge(part)]:
         raise ConfigError(f"`{own[0]}`: no engine runs here, so url: actors cannot judge; name a URL")
     read_as(text_root(tokenizer), scores)
     return Scoring(

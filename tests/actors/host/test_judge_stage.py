@@ -16,7 +16,7 @@ import redis
 
 from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.common.config.config import dump_config, load_config
-from slipstream.envhub.rewards.episode import Marked
+from slipstream.envhub.rewards.episode import Reading
 from slipstream.envhub.rewards.part import group_parts, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 from slipstream.replay.fleet.fleet import Fleet, RunState
@@ -166,7 +166,7 @@ def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_jud
 ) -> None:
     compare = GroupJudge.__call__
 
-    async def compared(judge: GroupJudge, members: Sequence[Shown]) -> list[Marked]:
+    async def compared(judge: GroupJudge, members: Sequence[Shown]) -> list[Reading[float]]:
         if members[0].conversation[0]["content"] == "group 0":
             raise ZeroDivisionError
         return await compare(judge, members)

@@ -72,7 +72,7 @@ def marked(policy: Marker, rewards: dict[str, Any] | None = None) -> Any:
 def test_the_policy_marks_an_episode_and_its_version_is_recorded() -> None:
     policy = Marker('{"clear": 8}')
     found = marked(policy)
-    assert (found.value, found.beside) == (0.8, {"policy_version": 4.0})
+    assert (found.value, found.policy_version) == (0.8, 4)
     assert policy.samplings == [Sampling(temperature=0, top_p=1, top_k=0, max_turn_tokens=512)]
     (prompt,) = policy.prompts
     assert "You mark answers." in prompt and "hello" in prompt
@@ -85,35 +85,18 @@ def test_malformed_marks_and_failures_of_one_request_are_tried_again() -> None:
     assert len(policy.prompts) == 3
 
 
-def test_in_a_panel_each_mark_of_the_policy_has_its_version() -> None:
-    one = {"url": "actors", "rubric": RUBRIC}
-    panel = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}}
-    found = marked(Marker('{"clear": 8}', '{"clear": 4}'), {"liked": panel})
-    assert found.value == pytest.approx(0.6)
-    assert found.beside["a_policy_version"] == found.beside["b_policy_version"] == 4
-
-
-def compared(policy: Marker, *replies: str, of: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
-    (part,) = parts_by(policy, {"clear": of})
+def compared(policy: Marker, *replies: str) -> list[tuple[float, int | None]]:
+    (part,) = parts_by(policy, {"clear": OWN | {"compare": "listwise"}})
     assert isinstance(part.measure, GroupJudge)
-    return [(mark.value, dict(mark.beside)) for mark in asyncio.run(part.measure(shown(*replies)))]
+    return [(mark.value, mark.policy_version) for mark in asyncio.run(part.measure(shown(*replies)))]
 
 
 def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:
     policy = Marker('{"1": 2, "2": 2}', num_before_commit=0)
-    found = compared(policy, "hello", "bye", "bye", of=OWN | {"compare": "listwise"})
-    assert found == [(0.2, {"policy_version": 5.0})] * 3
+    found = compared(policy, "hello", "bye", "bye")
+    assert found == [(0.2, 5)] * 3
     (prompt,) = policy.prompts
     assert "has 2 attempts at the same task" in prompt and "hello" in prompt and prompt.count("bye") == 1
-
-
-def test_a_policy_and_another_judge_compare_a_group_together() -> None:
-    one = {"url": "actors", "rubric": RUBRIC}
-    settings = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}, "compare": "listwise"}
-    versions = {"a_policy_version": 4, "b_policy_version": 4}
-    for value, beside in compared(Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}'), "a", "b", of=settings):
-        assert value == pytest.approx(0.3)
-        assert beside == pytest.approx({"a": 0.2, "b": 0.4, "agreement": 0.8} | versions)
 
 
 @pytest.mark.parametrize(

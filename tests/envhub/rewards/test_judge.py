@@ -38,7 +38,7 @@ def judge_at(url: str, **settings: Any) -> Judge:
 
 
 def marked(judge: Judge, reply: str = "hello", **columns: Any) -> Any:
-    return asyncio.run(judge(episode_of(turn_of(reply), columns=columns)))
+    return asyncio.run(judge(episode_of(turn_of(reply), columns=columns))).value
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_request_that_is_refused_for_good_is_not_repeated(serve: Serve, status
 async def test_equal_requests_are_asked_once_even_at_the_same_time(server: ScriptedJudge) -> None:
     judge = judge_at(server.url, cache_size=1)
     marks = await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
-    assert marks == [0.75] * 20 and len(server.requests) == 1
+    assert [mark.value for mark in marks] == [0.75] * 20 and len(server.requests) == 1
     await judge(episode_of(turn_of("other")))
     await judge(episode_of(turn_of("same")))
     assert len(server.requests) == 3, "the cache has room for one"
@@ -159,7 +159,7 @@ async def test_no_more_requests_than_configured_are_open(serve: Serve) -> None:
     judge = judge_at(server.url, max_concurrent=2, deadline_s=2.5)
     # Two at a time, they take 3 s: the wait for a place does not count.
     marks = await asyncio.gather(*(judge(episode_of(turn_of(str(number)))) for number in range(24)))
-    assert marks == [0.75] * 24
+    assert [mark.value for mark in marks] == [0.75] * 24
     assert server.most_open == 2
 
 

@@ -74,15 +74,6 @@ async def test_requests_never_exceed_their_number(
     assert sum(isinstance(each, EnvError) for each in found) == 7
 
 
-def test_each_judge_of_a_panel_has_an_account(redis_client: redis.Redis, run_id: str, server: ScriptedJudge) -> None:
-    one = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
-    parts = parts_of("env.rewards", {"liked": {"part": "panel", "judges": {"a": one, "b": {**one, "model": "n"}}}})
-    book_on(JudgeAccount(redis_client, run_id).add, [parts])
-    asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))
-    account = JudgeAccount(redis_client, run_id)
-    assert [account.add(f"env.rewards.liked.judges.{name}", 0, 0, 0.0)[:2] for name in "ab"] == [(1, 7), (1, 7)]
-
-
 def test_money_is_summed_over_processes(redis_client: redis.Redis, run_id: str) -> None:
     for _ in range(2):
         sums = JudgeAccount(redis_client, run_id).add("j", 1, 10, 0.25)

@@ -15,8 +15,8 @@ from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards import attempts
-from slipstream.envhub.rewards.episode import Marked
-from slipstream.envhub.rewards.part import Part, _named_judges, book_on, judge_by, parts_of
+from slipstream.envhub.rewards.episode import Reading
+from slipstream.envhub.rewards.part import Part, book_on, judge_by, judge_of, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from tests.actors.episode.episodes import engine_of
@@ -109,14 +109,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) -> Part:
-    """A judge that keeps nothing in its cache, and sends one request at a time; a panel is of both."""
+    """A judge that keeps nothing in its cache, and sends one request at a time."""
     limits = {"rubric": RUBRIC, "cache_size": 0, "max_concurrent": 1}
     by_url = {"url": server.url, "model": "m", **limits}
     own = {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}, **limits}
     settings: dict[str, Any] = {
         "url": {"part": "judge", **by_url},
         "own": {"part": "judge", **own},
-        "panel": {"part": "panel", "judges": {"a": by_url, "b": own}},
     }[kind]
     (part,) = parts_of("env.rewards", {"good": settings | ({} if compare == "episode" else {"compare": compare})})
     policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
@@ -128,11 +127,13 @@ async def marks_of(part: Part) -> list[float]:
     if isinstance(part.measure, GroupJudge):
         return [mark.value for mark in await part.measure(shown("4", "9"))]
     found: Any = await part.values(episode_of(turn_of("4")), timeout_s=60.0)
-    return [found.value if isinstance(found, Marked) else found]
+    return [found.value if isinstance(found, Reading) else found]
 
 
 def num_counted(part: Part) -> int:
-    return sum(judge.client.num_requests for judge in _named_judges(part).values())
+    judge = judge_of(part)
+    assert judge is not None
+    return judge.client.num_requests
 
 
 def marked(part: Part) -> list[float]:
@@ -140,24 +141,21 @@ def marked(part: Part) -> list[float]:
 
 
 @pytest.mark.parametrize("compare", COMPARE)
-@pytest.mark.parametrize("kind", ["url", "own", "panel"])
+@pytest.mark.parametrize("kind", ["url", "own"])
 def test_every_answer_of_every_kind_of_judge_ends_in_a_mark_or_in_a_retry_that_is_counted(
     kind: str, compare: str, server: ScriptedJudge, answers: Answers
 ) -> None:
     good, marks = COMPARE[compare]
-    num_needed = 2 if kind == "panel" else 1
     for name, readable in READABLE.items():
         part = part_of(kind, compare, server, answers)
         answers.set(readable(good))
         assert marked(part) == marks, name
-        assert num_counted(part) == answers.num_asked == num_needed, name
+        assert num_counted(part) == answers.num_asked == 1, name
     for name, garbage in MALFORMED.items():
         part = part_of(kind, compare, server, answers)
         answers.set(garbage(good), good)
         assert marked(part) == marks, name
-        assert num_counted(part) == answers.num_asked == num_needed + 1, name
-        if kind == "panel":
-            continue  # it fails with the first judge that does, and may cut off a request of the other
+        assert num_counted(part) == answers.num_asked == 2, name
         part = part_of(kind, compare, server, answers)
         answers.set(garbage(good))
         with pytest.raises(EnvError, match=r"3 answers were malformed"):

@@ -93,17 +93,6 @@ def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudg
     assert len(server.requests) == 6
 
 
-def test_a_panel_s_marks_are_beside_theirs(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in (1, 5, 9)])
-    one = {"url": server.url, "model": "m", "rubric": RUBRIC}
-    other = {**one, "model": "n"}
-    assert run(part="panel", judges={"a": one, "b": other}, url=None, model=None, rubric=None) == ""
-    assert read(tmp_path / "out.jsonl")[0]["marks"] == {
-        "clear": 0.1,
-        "clear_a": 0.1,
-        "clear_agreement": 1.0,
-        "clear_b": 0.1,
-    }
 
 
 def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
@@ -121,7 +110,7 @@ def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJu
     [
         ({"weight": 2}, "has weight, which are for rewards"),
         ({"compare": "listwise"}, "has compare, which are for rewards"),
-        ({"part": "format", "url": None, "model": None, "rubric": None}, "must be judge or panel"),
+        ({"part": "format", "url": None, "model": None, "rubric": None}, "must be judge, got"),
         ({"url": "actors", "model": None}, "must be a server's"),
         ({"rubric": {}}, "a rubric is"),
     ],

@@ -45,12 +45,6 @@ def test_actors_judge_all_groups_of_a_run_if_one_judge_is_its_own_policy() -> No
     assert judging(run_with(better=BY_ACTORS)) and judging(run_with(other=BY_URL, better=BY_ACTORS))
     assert not judging(run_with(other=BY_URL))
     assert not judging(run_with(clear=BY_ACTORS.replace("compare: listwise, ", "")))
-    one_of_two = f"{{part: panel, compare: listwise, judges: {{a: {of_panel(BY_URL)}, b: {of_panel(BY_ACTORS)}}}}}"
-    assert judging(run_with(liked=one_of_two))
-
-
-def of_panel(judge: str) -> str:
-    return judge.replace("part: judge, ", "").replace("compare: listwise, ", "")
 
 
 @pytest.mark.parametrize(("judge", "processes"), [(BY_ACTORS, []), (BY_URL, ["judge"])])
