@@ -2,7 +2,6 @@
 
     POST /v1/chat/completions   messages, tools -> choices, whole or as a stream
     POST /v1/responses          input items, tools -> output items; nothing is kept between two requests
-    POST /v1/completions        a prompt as text or tokens -> choices
     GET  /v1/models             the one model
     POST /v1/reward             {"reward": 1.0} or {"reward": {NAME: 1.0}}: the reward of the episode
 
@@ -31,7 +30,6 @@ from slipstream.common.records.trajectory import StopReason, pack_tokens
 from slipstream.envhub.agent.prompts import Prompts
 from slipstream.envhub.agent.request import (
     ChatRequest,
-    CompletionRequest,
     decoded,
     decoded_reward,
     template_messages,
@@ -59,8 +57,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Asked:
     """A request with its prompt."""
 
-    body: ChatRequest | CompletionRequest
-    messages: Sequence[dict[str, Any]] = ()  # as the chat template gets them; none of a completion
+    body: ChatRequest
+    messages: Sequence[dict[str, Any]]  # as the chat template gets them
     text: str  # that `prompt` stands for
     prompt: list[int]
 
@@ -96,7 +94,6 @@ class Endpoint:
         max_bytes = MAX_BODY_BYTES + MAX_TOKEN_BYTES * self._terms.max_tokens
         app = web.Application(middlewares=[_explain], client_max_size=max_bytes)
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._response)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/reward", self._note_reward)
@@ -121,7 +118,12 @@ class Endpoint:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         sent = await request.read()
         asked = await self._in_thread(lambda: self._asked(decoded(sent, ChatRequest, self._terms.sampling)))
-        return await self._respond(request, asked, with_logprobs=bool(asked.body.logprobs))
+        answers, body = await self._answers(asked, with_logprobs=bool(asked.body.logprobs)), asked.body
+        made = Answers(answers=answers, num_prompt_tokens=len(asked.prompt))
+        self._deliver(request, answers)
+        if not body.stream:
+            return web.json_response(made.body())
+        return await _streamed(request, made.chunks(with_usage=body.with_usage))
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
         sent = await request.read()
@@ -136,22 +138,6 @@ class Endpoint:
         self._deliver(request, answers)
         return await _streamed(request, events(made)) if body.stream else web.json_response(made)
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        sent = await request.read()
-
-        def read() -> Asked:
-            body = decoded(sent, CompletionRequest, self._terms.sampling)
-            text, tokens = body.text, body.tokens
-            if tokens is None:
-                return Asked(body=body, text=text, prompt=self._prompts.tokens(text))
-            if max(tokens) >= len(self._terms.tokenizer):
-                raise ValueError(f"the prompt has token {max(tokens)}; the model has {len(self._terms.tokenizer)}")
-            self._require_room(len(tokens), "tokens")
-            return Asked(body=body, text=self._prompts.text(tokens), prompt=tokens)
-
-        asked = await self._in_thread(read)
-        return await self._respond(request, asked, with_logprobs=asked.body.logprobs is not None)
-
     async def _in_thread(self, work: Callable[[], T]) -> T:
         async with self._prompts_free:
             return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
@@ -164,15 +150,6 @@ class Endpoint:
         messages = template_messages(body.messages)
         text = self._prompts.rendered(messages, body.tools or [])
         return Asked(body=body, messages=messages, text=text, prompt=self._prompts.tokens(text))
-
-    async def _respond(self, request: web.Request, asked: Asked, *, with_logprobs: bool) -> web.StreamResponse:
-        """Sample the answers, and send them."""
-        answers, body = await self._answers(asked, with_logprobs=with_logprobs), asked.body
-        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(asked.prompt))
-        self._deliver(request, answers)
-        if not body.stream:
-            return web.json_response(made.body())
-        return await _streamed(request, made.chunks(with_usage=body.with_usage))
 
     async def _answers(self, asked: Asked, *, with_logprobs: bool) -> list[Answer]:
         """Sample the answers. Raises _Refused, and EnvError if the episode cannot continue."""
@@ -199,7 +176,7 @@ class Endpoint:
 
         async def read(tokens: list[int]) -> bool:
             nonlocal parsed
-            if self._terms.parse is None or not isinstance(body, ChatRequest):
+            if self._terms.parse is None:
                 return True
             said = _before(self._prompts.answer(tokens), body.stops)
             parsed = await self._terms.parse(said, tokens=tokens, prompt=prompt, tools=body.callable_tools)
@@ -227,7 +204,7 @@ class Endpoint:
         def remember() -> None:
             self._prompts.remember(asked.text, prompt, reply.tokens, written=written, shown=shown)
             # A message without some of the calls is not what the policy wrote: then the next prompt begins a branch.
-            if isinstance(body, ChatRequest) and answer.text != shown and len(calls) == len(found.tool_calls):
+            if answer.text != shown and len(calls) == len(found.tool_calls):
                 (message,) = template_messages([answer.message])
                 self._prompts.remember_message(
                     asked.messages,
@@ -342,8 +319,8 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPNotFound:
         return _error(
             404,
-            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/completions, "
-            "/v1/responses, /v1/models and /v1/reward",
+            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/responses, /v1/models "
+            "and /v1/reward",
         )
     except web.HTTPMethodNotAllowed as error:
         return _error(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")

@@ -1,4 +1,4 @@
-"""Decodes and checks what an agent sends: the bodies of OpenAI's `/v1/chat/completions` and `/v1/completions`.
+"""Decodes and checks what an agent sends: the bodies of OpenAI's `/v1/chat/completions`.
 
 Four things can happen to a field. It is used. It changes nothing here. It is ignored with one warning, because the run
 decides about sampling. With any other field the request is refused: the agent would rely on what it does not get.
@@ -43,8 +43,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "top_logprobs": (0,),
     "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
 }
 # The same of vLLM's own fields, which clients send as `extra_body`.
 OF_VLLM: dict[str, tuple[Any, ...]] = {
@@ -65,40 +63,6 @@ INSTEAD = {
 log = logging.getLogger(__name__)
 _warned = set[str]()  # the fields about which this process has warned
 
-Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-
-
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
-    stop: str | list[str] | None = None
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-
-    @property
-    def num_answers(self) -> int:
-        return self.n or 1
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return tuple(stop for stop in stops if stop)
-
-    @property
-    def longest(self) -> int | None:
-        """The largest number of tokens of an answer, if the request has a limit."""
-        return self.max_tokens
-
-    @property
-    def max_calls(self) -> int | None:
-        """The largest number of tool calls in an answer; None if the request sets no limit."""
-        return None
-
-    @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
-        return bool((self.stream_options or {}).get("include_usage"))
-
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(min_length=1)]
@@ -113,20 +77,36 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     function: Function
 
 
-class ChatRequest(_Request, frozen=True, kw_only=True):
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    stop: str | list[str] | None = None
     logprobs: bool | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
+    def num_answers(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(stop for stop in stops if stop)
+
+    @property
     def longest(self) -> int | None:
+        """The largest number of tokens of an answer, if the request has a limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def max_calls(self) -> int | None:
+        """The largest number of tool calls in an answer; None if the request sets no limit."""
         return 1 if self.parallel_tool_calls is False else None
 
     @property
@@ -134,27 +114,10 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         """The tools whose calls are looked for in an answer."""
         return [] if self.tool_choice == "none" else self.tools or []
 
-
-class CompletionRequest(_Request, frozen=True, kw_only=True):
-    prompt: str | list[Token | str]
-    logprobs: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
-
     @property
-    def text(self) -> str:
-        """The prompt as text; empty if it is tokens. Raises ValueError for several prompts."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        texts = [part for part in self.prompt if isinstance(part, str)]
-        if len(texts) > 1 or (texts and len(self.prompt) > 1):
-            raise ValueError(f"prompt must be one text, or a list of tokens, got a list of {len(self.prompt)}")
-        return "".join(texts)
-
-    @property
-    def tokens(self) -> list[int] | None:
-        """The prompt as tokens; None if it is text."""
-        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], str):
-            return None
-        return [part for part in self.prompt if isinstance(part, int)]
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return bool((self.stream_options or {}).get("include_usage"))
 
 
 class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,7 +149,7 @@ def decoded(
         if fields[name] is not None and fields[name] not in neutral.get(name, ()):
             instead = INSTEAD.get(name, LEAVE_OUT)
             raise ValueError(f"{name[:100]}={_short(fields[name])} is not supported by this endpoint; {instead}")
-    if isinstance(request, _Request) and len(request.stops) > MAX_STOPS:
+    if isinstance(request, ChatRequest) and len(request.stops) > MAX_STOPS:
         raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
     _warn_of_ignored(fields, sampling=sampling)
     return request

@@ -39,30 +39,27 @@ class Answer:
 class Answers:
     """All answers to a request."""
 
-    is_chat: bool
     answers: Sequence[Answer]
     num_prompt_tokens: int
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self) -> dict[str, Any]:
-        kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
-        return self._head(kind) | {"choices": choices, "usage": self._usage()}
+        return self._head("chat.completion") | {"choices": choices, "usage": self._usage()}
 
     def chunks(self, *, with_usage: bool) -> Iterator[bytes]:
         """The events of a stream. An answer is complete before it is sent, so all of it is one chunk."""
-        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        head = self._head("chat.completion.chunk")
         for index, answer in enumerate(self.answers):
-            for choice in self._deltas(index, answer) if self.is_chat else (self._choice(index, answer),):
-                yield _event(self._head(kind) | {"choices": [choice]})
+            for choice in self._deltas(index, answer):
+                yield _event(head | {"choices": [choice]})
         if with_usage:
-            yield _event(self._head(kind) | {"choices": [], "usage": self._usage()})
+            yield _event(head | {"choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.is_chat else "cmpl"
-        return {"id": f"{prefix}-{self.name}", "object": kind, "created": self.created, "model": MODEL}
+        return {"id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": MODEL}
 
     def _usage(self) -> dict[str, int]:
         num_sampled = sum(len(answer.tokens) for answer in self.answers)
@@ -73,8 +70,8 @@ class Answers:
         }
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        said = {"message": answer.message} if self.is_chat else {"text": answer.text}
-        return {"index": index, **said, "logprobs": self._logprobs(answer), "finish_reason": answer.finish_reason}
+        logprobs, reason = self._logprobs(answer), answer.finish_reason
+        return {"index": index, "message": answer.message, "logprobs": logprobs, "finish_reason": reason}
 
     def _deltas(self, index: int, answer: Answer) -> Iterator[dict[str, Any]]:
         said = answer.message
@@ -86,8 +83,6 @@ class Answers:
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
         if not answer.pieces:
             return None
-        if not self.is_chat:
-            return {"tokens": answer.pieces, "token_logprobs": answer.logprobs, "top_logprobs": None, "text_offset": []}
         content = [
             {"token": piece, "logprob": logprob, "bytes": list(piece.encode(errors="replace")), "top_logprobs": []}
             for piece, logprob in zip(answer.pieces, answer.logprobs, strict=True)

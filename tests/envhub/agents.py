@@ -124,16 +124,6 @@ async def stops(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     return 1.0
 
 
-async def completes(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    text = "once"
-    for _ in range(2):
-        response = await client.completions.create(model="gpt-4o", prompt=text, max_tokens=2, logprobs=1)
-        assert response.choices[0].finish_reason == "length"
-        text += response.choices[0].text
-    await client.completions.create(model="gpt-4o", prompt=[1, 2, 3])
-    return 1.0
-
-
 async def has_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}

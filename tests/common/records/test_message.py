@@ -66,7 +66,7 @@ def streamed() -> list[bytes]:
         logprobs=[-0.5],
         finish_reason="tool_calls",
     )
-    chunks = Answers(is_chat=True, answers=[shown], num_prompt_tokens=1).chunks(with_usage=True)
+    chunks = Answers(answers=[shown], num_prompt_tokens=1).chunks(with_usage=True)
     whole = response_body(ResponsesRequest(input="hi"), shown, num_prompt_tokens=1)
     return [*chunks, *events(whole)]
 

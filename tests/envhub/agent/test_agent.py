@@ -229,17 +229,6 @@ def test_a_stop_text_ends_an_answer_after_the_token_that_completes_it() -> None:
     assert trajectory.branch_starts == [0]
 
 
-def test_completions_continue_the_sampled_tokens_of_a_text() -> None:
-    model = Model()
-    trajectory = play("completes", model)
-    first, second, third = turns_of(trajectory)
-    assert first == (ids(TOKENIZER, "once"), model.written[0][1][:2])
-    assert second[0] == first[0] + first[1]
-    assert third == ([1, 2, 3], model.written[2][1])
-    assert [turn.finish_reason for turn in trajectory.turns] == ["length", "length", "stop"]
-    assert len(trajectory.branch_starts) == 2
-
-
 def test_tools_and_tool_messages_reach_the_chat_template() -> None:
     shows = "{% for tool in tools or [] %}[{{ tool['function']['name'] }}]{% endfor %}" + CHATML.replace(
         "{{ message['content'] }}",

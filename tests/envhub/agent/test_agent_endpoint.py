@@ -24,7 +24,6 @@ from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 TOKENIZER = merging_tokenizer(CHATML)
 SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=8)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-TEXT = {"model": "m", "prompt": "hi"}
 
 
 class Side:
@@ -103,12 +102,12 @@ async def test_a_stream_has_the_chunks_of_openais() -> None:
     assert first["choices"][0]["finish_reason"] is None
     assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
     options = {"stream": True, "n": 2, "stream_options": {"include_usage": True}}
-    *texts, usage = await events_of("completions", TEXT | options)
-    assert [(text["choices"][0]["index"], text["choices"][0]["text"]) for text in texts] == [(0, "ok"), (1, "ok")]
+    *texts, usage = await events_of("chat/completions", CHAT | options)
+    assert [text["choices"][0]["index"] for text in texts] == [0, 0, 1, 1]
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 6)
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "reward", "nothing"])
+@pytest.mark.parametrize("path", ["chat/completions", "reward", "nothing"])
 @pytest.mark.parametrize("authorization", [None, "Bearer guessed", "Bearer ", "sk-key", "Bearer \xfc"])
 async def test_a_request_without_the_key_of_the_episode_is_refused(path: str, authorization: str | None) -> None:
     status, response = await post(path, CHAT, {} if authorization is None else {"Authorization": authorization})
@@ -146,14 +145,6 @@ async def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("chat/completions", CHAT | {"stop": ["a"] * 17}, "at most 16 texts"),
         ("chat/completions", CHAT | {"stop": [3]}, "Expected `str`"),
         ("chat/completions", CHAT | {"tools": "look"}, "Expected `array"),
-        ("completions", TEXT | {"prompt": ["a", "b"]}, "one text, or a list of tokens"),
-        ("completions", TEXT | {"prompt": ["a", 1]}, "one text, or a list of tokens"),
-        ("completions", TEXT | {"prompt": [1, "a"]}, "one text, or a list of tokens"),
-        ("completions", TEXT | {"prompt": [-1]}, "malformed request"),
-        ("completions", TEXT | {"prompt": [1 << 20]}, "the prompt has token 1048576; the model has"),
-        ("completions", TEXT | {"prompt": ""}, "the prompt is empty"),
-        ("completions", TEXT | {"prompt": []}, "the prompt is empty"),
-        ("completions", TEXT | {"logprobs": 5}, "`int` <= 1"),
         ("responses", {}, "missing required field `input`"),
         ("responses", {"input": []}, "length >= 1"),
         ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "'web_search'; this endpoint has functions"),
@@ -185,7 +176,7 @@ async def test_a_body_that_is_larger_than_any_prompt_is_not_read() -> None:
 
 async def test_a_path_or_method_that_does_not_exist_names_those_that_do() -> None:
     status, response = await post("embeddings", CHAT)
-    assert status == 404 and "/v1/chat/completions, /v1/completions" in response["error"]["message"]
+    assert status == 404 and "/v1/chat/completions, /v1/responses" in response["error"]["message"]
     assert (await post("models", {}))[0] == 405
 
 

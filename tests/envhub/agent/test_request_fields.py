@@ -1,4 +1,4 @@
-"""Each field of OpenAI's three requests is used, changes nothing, is ignored with a warning, or is refused."""
+"""Each field of OpenAI's two requests is used, changes nothing, is ignored with a warning, or is refused."""
 
 import asyncio
 import logging
@@ -6,21 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from slipstream.envhub.agent import request
 from tests.actors.tool_parsing import LOOK
 from tests.envhub.agent import test_agent_endpoint
-from tests.envhub.agent.test_agent_endpoint import CHAT, SAMPLING, TEXT
+from tests.envhub.agent.test_agent_endpoint import CHAT, SAMPLING
 
 USED, INERT, WARNED, REFUSED = "used", "inert", "warned", "refused"
 TOOLS = "used, with a warning, as these runs have no parser of calls"
-BODIES: dict[str, dict[str, Any]] = {"chat/completions": CHAT, "completions": TEXT, "responses": {"input": "hi"}}
+BODIES: dict[str, dict[str, Any]] = {"chat/completions": CHAT, "responses": {"input": "hi"}}
 PARAMETERS = {
     "chat/completions": chat_create_params.CompletionCreateParamsNonStreaming,
-    "completions": completion_create_params.CompletionCreateParamsNonStreaming,
     "responses": response_create_params.ResponseCreateParamsNonStreaming,
 }
 NONSENSE = 3.5  # for a field that is used
@@ -35,12 +33,6 @@ OF_ALL = {
     **all_are(INERT, model="gpt-5", user="me"),
     **all_are(USED, stream=False),
     **all_are(WARNED, temperature=0.0, top_p=0.5),
-}
-OF_BOTH_COMPLETIONS = {
-    **all_are(USED, max_tokens=4, n=2, stream_options={"include_usage": True}),
-    **all_are(WARNED, frequency_penalty=0.5, presence_penalty=0.5, seed=3, logit_bias={"5": -100}),
-}
-OF_CHAT_AND_RESPONSES = {
     **all_are(USED, parallel_tool_calls=False, tool_choice="none"),
     **all_are(INERT, prompt_cache_key="k", prompt_cache_options={"mode": "implicit"}, prompt_cache_retention="24h"),
     **all_are(INERT, metadata={"a": "b"}, safety_identifier="me", service_tier="flex", store=True),
@@ -48,7 +40,9 @@ OF_CHAT_AND_RESPONSES = {
 }
 FIELDS: dict[str, Fields] = {
     "chat/completions": {
-        **(OF_ALL | OF_BOTH_COMPLETIONS | OF_CHAT_AND_RESPONSES),
+        **OF_ALL,
+        **all_are(USED, max_tokens=4, n=2, stream_options={"include_usage": True}),
+        **all_are(WARNED, frequency_penalty=0.5, presence_penalty=0.5, seed=3, logit_bias={"5": -100}),
         **all_are(USED, messages=CHAT["messages"], logprobs=True, max_completion_tokens=4, stop=["."]),
         **all_are(TOOLS, tools=[LOOK]),
         **all_are(INERT, prediction={"type": "content", "content": "hi"}),
@@ -57,13 +51,8 @@ FIELDS: dict[str, Fields] = {
         **all_are(REFUSED, function_call={"name": "look"}, functions=[{"name": "look"}], web_search_options={}),
         **all_are(REFUSED, response_format={"type": "json_object"}),
     },
-    "completions": {
-        **(OF_ALL | OF_BOTH_COMPLETIONS),
-        **all_are(USED, prompt="hi", logprobs=1, stop="."),
-        **all_are(REFUSED, best_of=2, echo=True, suffix="."),
-    },
     "responses": {
-        **(OF_ALL | OF_CHAT_AND_RESPONSES),
+        **OF_ALL,
         **all_are(USED, input="hi", instructions="play", max_output_tokens=16),
         **all_are(TOOLS, tools=[{"type": "function", **LOOK["function"]}]),
         **all_are(INERT, access_programs={"cyber": "standard"}, stream_options={"include_obfuscation": False}),
@@ -131,12 +120,9 @@ EXTRA: list[tuple[str, object, str]] = [
 ]
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize(("field", "value", "outcome"), EXTRA, ids=str)
-def test_a_field_of_vllm_does_what_the_table_says(
-    path: str, field: str, value: object, outcome: str, posted: Posted
-) -> None:
-    status, answer, warned = posted(path, BODIES[path] | {field: value})
+def test_a_field_of_vllm_does_what_the_table_says(field: str, value: object, outcome: str, posted: Posted) -> None:
+    status, answer, warned = posted("chat/completions", CHAT | {field: value})
     assert status == (400 if outcome == REFUSED else 200)
     assert warned == ([field] if outcome == WARNED else [])
     if outcome == REFUSED:
