@@ -29,6 +29,7 @@ CRAFTED = name_list(
 )
 MAX_GET = 9
 MAX_HELD = 99
+NUM_DISTRACTORS = 2  # useless recipes
 RULES = (
     "You make things. `get N THING` gets a raw thing, which no recipe makes. `craft N THING using N THING, ...` "
     "follows a recipe exactly as it is written, and uses up its ingredients. `inventory` shows what you have."
@@ -110,25 +111,24 @@ class CraftWorld:
         return Change(state=made, text=f"crafted {recipe.makes} {item}", over=over, score=float(over))
 
 
-def make_craft_env(*, profile: str = "small", depth: int = 2, distractors: int = 2) -> Env:
+def make_craft_env(*, profile: str = "small", depth: int = 2) -> Env:
     """Return a `craft` environment. Raises ValueError for invalid options. `profile`: see `rules_in`.
 
-    `depth`: the number of recipes in a row from raw items to the goal. `distractors`: the number of useless recipes.
+    `depth`: the number of recipes in a row from raw items to the goal.
     """
     check_range("depth", depth, 1, 4)
-    check_range("distractors", distractors, 0, 12)
     return WorldEnv(
-        f"craft {profile} depth={depth} distractors={distractors}",
+        f"craft {profile} depth={depth}",
         state=CraftState,
-        make_world=partial(make_craft, depth=depth, num_distractors=distractors),
+        make_world=partial(make_craft, depth=depth),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_craft(task: Task, *, depth: int, num_distractors: int) -> CraftWorld:
-    rng = task_rng(task, world=f"craft/{depth}/{num_distractors}")
+def make_craft(task: Task, *, depth: int) -> CraftWorld:
+    rng = task_rng(task, world=f"craft/{depth}/{NUM_DISTRACTORS}")
     while True:
-        recipes = _draw_recipes(rng, depth, num_distractors)
+        recipes = _draw_recipes(rng, depth)
         goal = list(recipes)[depth - 1]
         shuffled = list(recipes.values())
         rng.shuffle(shuffled)
@@ -137,9 +137,9 @@ def make_craft(task: Task, *, depth: int, num_distractors: int) -> CraftWorld:
             return CraftWorld(goal=goal, recipes=book)
 
 
-def _draw_recipes(rng: random.Random, depth: int, num_distractors: int) -> dict[str, Recipe]:
+def _draw_recipes(rng: random.Random, depth: int) -> dict[str, Recipe]:
     """Return a chain of `depth` recipes, each using the item that the previous one makes; then the distractors."""
-    names = rng.sample(CRAFTED, depth + num_distractors)
+    names = rng.sample(CRAFTED, depth + NUM_DISTRACTORS)
     recipes: dict[str, Recipe] = {}
     for position, item in enumerate(names):
         before = names[position - 1 : position] if 0 < position < depth else []

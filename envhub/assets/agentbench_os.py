@@ -22,6 +22,7 @@ from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 800  # AgentBench's own
 MAX_ANSWER_CHARS = 2000
+LIMITS = Limits(max_open_files=256)  # of a command or a check
 FETCH = (
     "get data/os_interaction of github.com/THUDM/AgentBench, with its folders data and scripts, and give the path of "
     "data (the standard tasks) or of data/dev.json"
@@ -50,8 +51,7 @@ class _Prepared:
     answer: str = ""  # the output of the example on that tree
 
 
-# By task and limits: each process prepares a task once.
-_PREPARED: dict[tuple[OsTask, Limits], _Prepared] = {}
+_PREPARED: dict[OsTask, _Prepared] = {}  # each process prepares a task once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,6 @@ class OsWorld:
     """One task in a root directory."""
 
     task: OsTask
-    limits: Limits
     first: OsState = field(default_factory=OsState)
 
     @property
@@ -71,13 +70,13 @@ class OsWorld:
         if act is None or (len(act.text) > MAX_ANSWER_CHARS and act.verb == ANSWER):
             hint = "say Act: bash with a command, Act: answer(...) or Act: finish"
             return Change(state=state, text=hint, valid=False)
-        prepared = await prepare(self.task, limits=self.limits)
+        prepared = await prepare(self.task)
         tree = prepared.tree if state.tree is None else state.tree
         if act.verb != BASH:
             answer = act.text if act.verb == ANSWER else None
-            right = await is_right(self.task, answer, tree, example=prepared.answer, limits=self.limits)
+            right = await is_right(self.task, answer, tree, example=prepared.answer)
             return Change(state=state, text="bye", over=True, score=float(right))
-        finished = await run_in_root(f"export PATH={_PATH}\n{act.text}", tree, limits=self.limits)
+        finished = await run_in_root(f"export PATH={_PATH}\n{act.text}", tree)
         is_example = self.task.example is not None and act.text == _printing(self.task.example)
         shown = finished.output.strip() if is_example else state.shown
         left = tree if finished.tree is None else finished.tree
@@ -94,45 +93,44 @@ class OsWorld:
         return f"Act: answer({state.shown})" if self.task.compares_output else "Act: finish"
 
 
-def make_agentbench_os_env(*, train: str = "", held_out: str = "", command_timeout_s: float = 10.0) -> Env:
+def make_agentbench_os_env(*, train: str = "", held_out: str = "") -> Env:
     """Make an environment of AgentBench's operating system tasks. Raises ValueError if files or sandbox are missing.
 
     `train` and `held_out` are paths of `data`, of one of its folders or of a file in them, with `scripts` next to
-    `data`; `command_timeout_s` is the timeout of a command or a check.
+    `data`.
     """
     require_sandbox()
     items = {split: read_tasks(path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
-    limits = Limits(wall_s=float(command_timeout_s), max_open_files=256)
     return WorldEnv(
         f"agentbench_os {train} {held_out}",
         state=OsState,
-        make_world=lambda task: OsWorld(task=item_of(task, items), limits=limits),
+        make_world=lambda task: OsWorld(task=item_of(task, items)),
         rules=RULES,
     )
 
 
-async def run_in_root(command: str, tree: Tree, *, limits: Limits) -> Finished:
-    return await run_in_sandbox(command, tree, limits=limits, place=Place.ROOT)
+async def run_in_root(command: str, tree: Tree) -> Finished:
+    return await run_in_sandbox(command, tree, limits=LIMITS, place=Place.ROOT)
 
 
-async def prepare(task: OsTask, *, limits: Limits) -> _Prepared:
+async def prepare(task: OsTask) -> _Prepared:
     """Return the start of `task`. Once in a process, test the task: run its scripts twice, then its example and checks.
 
     Raises EnvError for a task that does not work here: its scripts fail or differ between two runs, or its example does
     not pass its checks.
     """
-    if (task, limits) not in _PREPARED:
-        tree, again = [await _initial(task, limits) for _ in range(2)]
+    if task not in _PREPARED:
+        tree, again = [await _initial(task) for _ in range(2)]
         if tree != again:
             raise EnvError(f"{task.name}: two runs of its init scripts left different files, so attempts would differ")
-        _PREPARED[task, limits] = await _rehearsed(task, tree, limits)
-    return _PREPARED[task, limits]
+        _PREPARED[task] = await _rehearsed(task, tree)
+    return _PREPARED[task]
 
 
-async def _initial(task: OsTask, limits: Limits) -> Tree:
+async def _initial(task: OsTask) -> Tree:
     tree = root_tree()
     for script in task.init:
-        finished = await run_in_root(f"export PATH={_PATH}\n{script.seeded().command()}", tree, limits=limits)
+        finished = await run_in_root(f"export PATH={_PATH}\n{script.seeded().command()}", tree)
         failed = [sign for sign in _FAILED if sign in finished.output]
         if finished.tree is None or failed or (finished.exit_code != 0 and finished.output):
             raise EnvError(
@@ -142,21 +140,21 @@ async def _initial(task: OsTask, limits: Limits) -> Tree:
     return tree
 
 
-async def _rehearsed(task: OsTask, tree: Tree, limits: Limits) -> _Prepared:
+async def _rehearsed(task: OsTask, tree: Tree) -> _Prepared:
     if task.example is None:
         return _Prepared(tree=tree)
     command = f"export PATH={_PATH}\n{_printing(task.example)}"
-    runs = [await run_in_root(command, tree, limits=limits) for _ in range(2)]
+    runs = [await run_in_root(command, tree) for _ in range(2)]
     printed = runs[0].output
     if printed != runs[1].output or runs[0].tree is None:
         raise EnvError(f"{task.name}: its example printed {printed[:100]!r}, then {runs[1].output[:100]!r}")
     answer = printed.strip() if task.compares_output else None
-    if not await is_right(task, answer, runs[0].tree, example=printed, limits=limits):
+    if not await is_right(task, answer, runs[0].tree, example=printed):
         raise EnvError(f"{task.name}: its own example, which printed {printed[:100]!r}, does not pass its checks here")
     return _Prepared(tree=tree, answer=printed)
 
 
-async def is_right(task: OsTask, answer: str | None, tree: Tree, *, example: str, limits: Limits) -> bool:
+async def is_right(task: OsTask, answer: str | None, tree: Tree, *, example: str) -> bool:
     """Judge as AgentBench does: the exact answer, a regex that matches in it, or checks that all exit with 0.
 
     A check gets the answer ("None" without one) and the outputs of the checks before it. For the example among the
@@ -172,7 +170,7 @@ async def is_right(task: OsTask, answer: str | None, tree: Tree, *, example: str
         if script is None:
             outputs.append(example)
             continue
-        finished = await run_in_root(_checked(script, outputs), judged, limits=limits)
+        finished = await run_in_root(_checked(script, outputs), judged)
         if finished.exit_code != 0:
             return False
         outputs.append(finished.output)

@@ -23,6 +23,13 @@ from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 4000
 MAX_ATTACHMENT_BYTES = 48 << 20
+LIMITS = Limits(  # of a program
+    wall_s=30.0,
+    cpu_s=31,
+    tree_bytes=MAX_ATTACHMENT_BYTES + (16 << 20),
+    kept_bytes=MAX_ATTACHMENT_BYTES + (32 << 20),
+    file_bytes=MAX_ATTACHMENT_BYTES,
+)
 UNKNOWN = "?"  # the answers in GAIA's test split
 FETCH = (
     "get gaia-benchmark/GAIA from huggingface.co, where its conditions are accepted, and give the path of "
@@ -65,7 +72,6 @@ class GaiaWorld:
 
     item: OpenManusItem
     folder: Path
-    limits: Limits
     first: GaiaState = field(default_factory=GaiaState)
 
     @property
@@ -115,30 +121,23 @@ class GaiaWorld:
         tree: Tree = {name: file(program)}
         if attached:
             tree[attached] = Node(kind="file", content=(self.folder / attached).read_bytes())
-        finished = await run_in_sandbox(f"/usr/bin/python3 -I {name}", tree, limits=self.limits)
+        finished = await run_in_sandbox(f"/usr/bin/python3 -I {name}", tree, limits=LIMITS)
         return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
 
 
-def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python_timeout_s: float = 30.0) -> Env:
+def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env:
     """Make an environment of GAIA's questions. Raises ValueError if a file or the sandbox is missing.
 
     `train` and `held_out` are paths of metadata.jsonl or metadata.parquet, in the folder of the attached files; `level`
-    is 1 to 3, or 0 for all; `python_timeout_s` is the timeout of a program.
+    is 1 to 3, or 0 for all.
     """
     check_range("level", level, 0, 3)
     require_sandbox()
     items = {split: _playable(path, level) for split, path in named_files(train, held_out, fetch=FETCH).items()}
-    limits = Limits(
-        wall_s=float(python_timeout_s),
-        cpu_s=int(python_timeout_s) + 1,
-        tree_bytes=MAX_ATTACHMENT_BYTES + (16 << 20),
-        kept_bytes=MAX_ATTACHMENT_BYTES + (32 << 20),
-        file_bytes=MAX_ATTACHMENT_BYTES,
-    )
 
     def make_world(task: Task) -> GaiaWorld:
         item, folder = item_of(task, items)
-        return GaiaWorld(item=item, folder=folder, limits=limits)
+        return GaiaWorld(item=item, folder=folder)
 
     return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world, rules=RULES)
 

@@ -19,7 +19,6 @@ from slipstream.envhub.assets.swebench_instance import Playable, read_playable
 from slipstream.envhub.assets.swebench_judge import is_resolved
 from slipstream.envhub.assets.swebench_run import diff_command, run_in_testbed, shown
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.isolation.file_tree import Node, Tree
 from slipstream.envhub.isolation.layer import whiteout
 from slipstream.envhub.isolation.sandbox import Place, require_sandbox
@@ -31,7 +30,6 @@ from slipstream.envhub.world import Change, WorldEnv
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
 MAX_FILE_BYTES = 2 << 20  # the largest file that an edit may make
 NUM_SHOWN_LINES = 400
-ISSUES = ("statement", "hints")
 FETCH = (
     "get princeton-nlp/SWE-bench_Lite (or another of its form) from huggingface.co, and give the path of its .parquet, "
     ".jsonl or .json"
@@ -68,7 +66,6 @@ class SwebenchWorld:
 
     playable: Playable
     checkouts: Path
-    issue: str
     command_timeout_s: float
     test_timeout_s: float
     first: SwebenchState = field(default_factory=SwebenchState)
@@ -76,8 +73,7 @@ class SwebenchWorld:
     @property
     def opening(self) -> str:
         instance = self.playable.instance
-        hints = f"\n\n{instance.hints_text}" if self.issue == "hints" and instance.hints_text else ""
-        return f"{instance.repo}\n\n{instance.problem_statement}{hints}"
+        return f"{instance.repo}\n\n{instance.problem_statement}"
 
     async def act(self, state: SwebenchState, action: str) -> Change[SwebenchState]:
         encoded = action.encode(errors="replace")
@@ -140,7 +136,6 @@ def make_swebench_env(
     clones: str = "",
     environments: str = "",
     checkouts: str = "",
-    issue: str = "statement",
     command_timeout_s: float = 60.0,
     test_timeout_s: float = 1800.0,
 ) -> Env:
@@ -148,10 +143,8 @@ def make_swebench_env(
 
     `train` and `held_out` are paths of SWE-bench's files, `clones` is the folder of git clones named OWNER__NAME, and
     `environments` that of Python environments. `checkouts` is a writable folder, in which each instance's repository is
-    checked out once. `issue` selects the prompt: "statement", or "hints" for the hints too. `command_timeout_s` is the
-    timeout of a command, `test_timeout_s` that of a run of the tests.
+    checked out once. `command_timeout_s` is the timeout of a command, `test_timeout_s` that of a run of the tests.
     """
-    check_choice("issue", issue, ISSUES)
     require_sandbox()
     require_git()
     files = named_files(train, held_out, fetch=FETCH)
@@ -164,12 +157,11 @@ def make_swebench_env(
     items = {split: read_playable(path, own, pythons) for split, path in files.items()}
     command_s, test_s = float(command_timeout_s), float(test_timeout_s)
     return WorldEnv(
-        f"swebench {train} {held_out} issue={issue}",
+        f"swebench {train} {held_out}",
         state=SwebenchState,
         make_world=lambda task: SwebenchWorld(
             playable=item_of(task, items),
             checkouts=Path(checkouts),
-            issue=issue,
             command_timeout_s=command_s,
             test_timeout_s=test_s,
         ),

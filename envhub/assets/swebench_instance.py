@@ -31,7 +31,6 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     test_patch: str  # the tests of the repair
     fail_to_pass: str | tuple[str, ...] = msgspec.field(name="FAIL_TO_PASS")  # a list, or JSON of one
     pass_to_pass: str | tuple[str, ...] = msgspec.field(name="PASS_TO_PASS")
-    hints_text: str = ""  # comments on the issue before the repair
     version: str = ""
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ FETCH = (
     "give the folder with Minecraft's recipes as JSON files: TextCraft/recipes of github.com/archiki/ADaPT's data, or "
     "data/minecraft/recipes out of a Minecraft 1.16 to 1.20 server's jar"
 )
+NUM_DISTRACTORS = 10  # useless recipes, at most
 SHAPED, SHAPELESS = "minecraft:crafting_shaped", "minecraft:crafting_shapeless"
 
 
@@ -75,14 +76,13 @@ class Book:
         return [item for item in _below(self.recipes, [goal]) if item in self.recipes]
 
 
-def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 10) -> Env:
+def make_textcraft_env(*, recipes: str = "", depth: int = 2) -> Env:
     """Make an environment of TextCraft's goals. Raises ValueError if recipes are missing, or no goal is deep enough.
 
-    `recipes` is the folder of Minecraft's recipes, `depth` the smallest number of consecutive crafts for a goal, and
-    `distractors` the largest number of useless recipes. A goal's name decides its split.
+    `recipes` is the folder of Minecraft's recipes, `depth` the smallest number of consecutive crafts for a goal. A
+    goal's name decides its split.
     """
     check_range("depth", depth, 1, 8)
-    check_range("distractors", distractors, 0, 20)
     book = read_book(asset_path("recipes", recipes, fetch=FETCH))
     goals = {
         split: sorted(item for item, its in book.depths.items() if its >= depth and split_of(item) == split)
@@ -94,14 +94,14 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 
             f"`depth`, or {FETCH}"
         )
     return WorldEnv(
-        f"textcraft {recipes} depth={depth} distractors={distractors}",
+        f"textcraft {recipes} depth={depth}",
         state=CraftState,
-        make_world=partial(make_textcraft, book=book, goals=goals, num_distractors=distractors),
+        make_world=partial(make_textcraft, book=book, goals=goals),
         rules=RULES,
     )
 
 
-def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_distractors: int) -> CraftWorld:
+def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]]) -> CraftWorld:
     rng = task_rng(task, world="textcraft")
     goal = goals[task.split][task.index % len(goals[task.split])]
     chain = book.chain(goal)
@@ -113,7 +113,7 @@ def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_d
         and any(used in chain or used in book.recipes[goal].uses for used in recipe.uses)
         and all(used in chain or used not in book.recipes for used in recipe.uses)
     ]
-    shown = [book.recipes[item] for item in chain] + rng.sample(others, min(num_distractors, len(others)))
+    shown = [book.recipes[item] for item in chain] + rng.sample(others, min(NUM_DISTRACTORS, len(others)))
     rng.shuffle(shown)
     return CraftWorld(goal=goal, recipes={recipe.item: recipe for recipe in shown})
 

@@ -20,6 +20,8 @@ from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 500  # of one output
+NUM_TESTS = 6  # inputs that judge a program
+LIMITS = Limits()  # of all inputs together, as `run_on_inputs` takes them
 RULES = (
     "Write a Python 3 program that reads its input and prints its output. `run` followed by the program shows what it "
     "prints for the examples; `submit` followed by the program submits it, once. It is then judged on other inputs. "
@@ -37,7 +39,6 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class CodeWorld:
     opening: str
     problem: Problem
-    limits: Limits  # of all inputs together, as `run_on_inputs` takes them
     first: CodeState = field(default_factory=CodeState)
 
     async def act(self, state: CodeState, action: str) -> Change[CodeState]:
@@ -46,9 +47,9 @@ class CodeWorld:
         if found is None or not program:
             return Change(state=state, text="write run or submit, followed by the program", valid=False)
         if found[1].lower() == "run":
-            runs = await run_on_inputs(program, [given for given, _ in self.problem.examples], limits=self.limits)
+            runs = await run_on_inputs(program, [given for given, _ in self.problem.examples], limits=LIMITS)
             return Change(state=state, text="\n".join(f"Output: {_shown(run) or '(nothing)'}" for run in runs))
-        runs = await run_on_inputs(program, [given for given, _ in self.problem.tests], limits=self.limits)
+        runs = await run_on_inputs(program, [given for given, _ in self.problem.tests], limits=LIMITS)
         passed = sum(run.prints(right) for run, (_, right) in zip(runs, self.problem.tests, strict=True))
         score = passed / len(self.problem.tests)
         return Change(state=CodeState(is_over=True), text=f"{passed} of {len(runs)} passed", over=True, score=score)
@@ -57,32 +58,30 @@ class CodeWorld:
         return f"submit\n```python\n{self.problem.program}```"
 
 
-def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, timeout_s: float = 10.0) -> Env:
+def make_code_env(*, profile: str = "full", steps: int = 2) -> Env:
     """Return a `code` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile`: see `rules_in`. `steps`: the number of operations in a program. `tests`: the number of inputs that
-    judge it. `timeout_s`: the CPU time of all together.
+    `profile`: see `rules_in`. `steps`: the number of operations in a program.
     """
     check_range("steps", steps, 1, 5)
-    check_range("tests", tests, 1, 20)
     require_sandbox()
     return WorldEnv(
-        f"code {profile} steps={steps} tests={tests}",
+        f"code {profile} steps={steps}",
         state=CodeState,
-        make_world=partial(make_code, num_steps=steps, num_tests=tests, limits=Limits(wall_s=float(timeout_s))),
+        make_world=partial(make_code, num_steps=steps),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_code(task: Task, *, num_steps: int, num_tests: int, limits: Limits) -> CodeWorld:
-    rng = task_rng(task, world=f"code/{num_steps}/{num_tests}")
+def make_code(task: Task, *, num_steps: int) -> CodeWorld:
+    rng = task_rng(task, world=f"code/{num_steps}/{NUM_TESTS}")
     while True:
-        problem = draw_problem(rng, num_steps=num_steps, num_tests=num_tests)
+        problem = draw_problem(rng, num_steps=num_steps, num_tests=NUM_TESTS)
         outputs = Counter(right for _, right in problem.tests)
-        has_various_outputs = max(outputs.values()) <= max(1, num_tests // 2)  # one constant must not pass most tests
+        has_various_outputs = max(outputs.values()) <= NUM_TESTS // 2  # one constant must not pass most tests
         # The split depends on the program. By its text, with random examples, one program could be in both splits.
         if has_various_outputs and split_of(problem.program) == task.split:
-            return CodeWorld(opening=problem.text, problem=problem, limits=limits)
+            return CodeWorld(opening=problem.text, problem=problem)
 
 
 def _shown(run: ProgramRun) -> str:

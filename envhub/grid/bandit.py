@@ -20,6 +20,7 @@ RULES = (
     "Each arm pays a random number of coins around its own mean. Find the arm that pays most on average: "
     "`pull NAME` as often as you like, then `keep NAME` once. Only the arm that you keep counts."
 )
+NUM_ARMS = 3
 NUM_PAYS = 16  # the payouts of an arm repeat after this many pulls
 GAP = 2  # coins, between the means of two arms
 NOISE = 1  # coins, the largest distance of a payout from the mean
@@ -68,12 +69,12 @@ class BanditWorld:
         return f"keep {max(self.arms, key=lambda arm: sum(state.pays[arm]) / len(state.pays[arm]))}"
 
 
-def make_bandit(task: Task, *, num_arms: int) -> BanditWorld:
-    rng = task_rng(task, world=f"grid/bandit/{num_arms}")
-    arms = tuple(rng.sample(ARMS, num_arms))
+def make_bandit(task: Task) -> BanditWorld:
+    rng = task_rng(task, world=f"grid/bandit/{NUM_ARMS}")
+    arms = tuple(rng.sample(ARMS, NUM_ARMS))
     while split_of(_opening_text(arms)) != task.split:
-        arms = tuple(rng.sample(ARMS, num_arms))
-    means = [NOISE + GAP * rank for rank in range(num_arms)]
+        arms = tuple(rng.sample(ARMS, NUM_ARMS))
+    means = [NOISE + GAP * rank for rank in range(NUM_ARMS)]
     rng.shuffle(means)
     pays = {
         arm: tuple(mean + rng.randint(-NOISE, NOISE) for _ in range(NUM_PAYS))

@@ -84,8 +84,8 @@ class BoardWorld:
         return min(MOVES, key=lambda move: self.distances.get(after[move], len(self.distances)))
 
 
-def make_board(task: Task, *, game: str, size: int, num_boxes: int) -> BoardWorld:
-    num_boxes = num_boxes if game == "sokoban" else 0
+def make_board(task: Task, *, game: str, size: int) -> BoardWorld:
+    num_boxes = 1 if game == "sokoban" else 0
     rng = task_rng(task, world=f"grid/{game}/{size}/{num_boxes}")
     while True:
         world = _draw(rng, GAMES[game], size, num_boxes)

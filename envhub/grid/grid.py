@@ -11,31 +11,25 @@ from slipstream.envhub.grid.board import GAMES, MOVES, BoardState, BoardWorld, m
 from slipstream.envhub.world import WorldEnv, rules_in
 
 MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}
-MAX_BOXES = 2
 
 
-def make_grid_env(
-    *, game: str = "sokoban", profile: str = "small", size: int = 6, boxes: int = 1, arms: int = 3
-) -> Env:
+def make_grid_env(*, game: str = "sokoban", profile: str = "small", size: int = 6) -> Env:
     """Return an environment of one of the games. Raises ValueError for invalid options.
 
-    `profile`: see `rules_in`. `size`: the side of the board in cells, walls included. `boxes`: the number of boxes in
-    sokoban. `arms`: the number of arms of the bandit.
+    `profile`: see `rules_in`. `size`: the side of the board in cells, walls included.
     """
     check_choice("game", game, (*GAMES, "bandit"))
-    check_range("arms", arms, 2, 8)
-    check_range("boxes", boxes, 1, MAX_BOXES)
     if game == "bandit":
         return WorldEnv(
-            f"grid bandit {profile} arms={arms}",
+            f"grid bandit {profile}",
             state=BanditState,
-            make_world=partial(make_bandit, num_arms=arms),
+            make_world=make_bandit,
             rules=rules_in(profile, RULES),
         )
-    check_range("size", size, 4 + boxes if game == "sokoban" else 4, MAX_SIZE[game])
-    make_world: Callable[[Task], BoardWorld] = partial(make_board, game=game, size=size, num_boxes=boxes)
+    check_range("size", size, 5 if game == "sokoban" else 4, MAX_SIZE[game])
+    make_world: Callable[[Task], BoardWorld] = partial(make_board, game=game, size=size)
     return WorldEnv(
-        f"grid {game} {profile} size={size} boxes={boxes}",
+        f"grid {game} {profile} size={size}",
         state=BoardState,
         make_world=make_world,
         rules=rules_in(profile, f"{GAMES[game].rules} Write one of: {', '.join(MOVES)}."),

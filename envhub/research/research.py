@@ -24,6 +24,7 @@ from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 2000
+LIMITS = Limits()  # of a program
 DRAWS_PER_CORPUS = 50  # a small corpus may have no question in the task's split
 RULES = (
     "Answer the question from a collection of pages. search(words): titles of the best matching pages. open(title): a "
@@ -51,7 +52,6 @@ class ResearchWorld:
     opening: str
     corpus: Corpus
     question: Question
-    limits: Limits  # of a program
     first: ResearchState = field(default_factory=ResearchState)
 
     async def act(self, state: ResearchState, action: str) -> Change[ResearchState]:
@@ -117,17 +117,15 @@ class ResearchWorld:
         """Run `program` in the sandbox and return its output, errors included."""
         tree: Tree = {name: file(content) for name, content in self._files(state).items()}
         tree["program.py"] = file(program)
-        finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=self.limits)
+        finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=LIMITS)
         return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
 
 
-def make_research_env(
-    *, profile: str = "small", level: int = 1, pages: int = 24, python_timeout_s: float = 10.0
-) -> Env:
+def make_research_env(*, profile: str = "small", level: int = 1, pages: int = 24) -> Env:
     """Return a `research` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
     `profile`: see `rules_in`. `level`: the number of links that a question follows, 1 to 3; from 2 on it is about a
-    file, and at 3 it takes a program. `pages`: about their number. `python_timeout_s`: the time limit of a program.
+    file, and at 3 it takes a program. `pages`: about their number.
     """
     check_range("level", level, 1, 3)
     check_range("pages", pages, 12, 48)
@@ -135,12 +133,12 @@ def make_research_env(
     return WorldEnv(
         f"research {profile} level={level} pages={pages}",
         state=ResearchState,
-        make_world=partial(make_research, level=level, num_pages=pages, limits=Limits(wall_s=float(python_timeout_s))),
+        make_world=partial(make_research, level=level, num_pages=pages),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_research(task: Task, *, level: int, num_pages: int, limits: Limits) -> ResearchWorld:
+def make_research(task: Task, *, level: int, num_pages: int) -> ResearchWorld:
     rng = task_rng(task, world=f"research/{level}/{num_pages}")
     while True:
         corpus = draw_corpus(rng, num_pages=num_pages)
@@ -149,4 +147,4 @@ def make_research(task: Task, *, level: int, num_pages: int, limits: Limits) -> 
             if question is None or split_of(question.text) != task.split:
                 continue
             if not set(words(question.answer)) & set(words(question.text)):
-                return ResearchWorld(opening=question.text, corpus=corpus, question=question, limits=limits)
+                return ResearchWorld(opening=question.text, corpus=corpus, question=question)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.env_options import check_choice, check_range
+from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.isolation.file_tree import Tree
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from slipstream.envhub.shell.action import ANSWER, BASH, FINISH, parse_act, write_bash
@@ -20,6 +20,8 @@ from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 4000
+NUM_FILES = 12
+LIMITS = Limits()  # of one command
 RULES = (
     "You work in a Linux shell. Think, then act, once a turn. To run a command, write\nAct: bash\n```bash\nCOMMAND\n```"
     "\nEach command starts in your home folder, with the files that the last command left and the same processes. "
@@ -40,7 +42,6 @@ class ShellWorld:
     opening: str
     first: ShellState
     job: Job
-    limits: Limits
 
     async def act(self, state: ShellState, action: str) -> Change[ShellState]:
         act = parse_act(action)
@@ -51,7 +52,7 @@ class ShellWorld:
             is_done = (state.tree, state.processes) == (self.job.result, self.job.left)
             right = act.text == self.job.answer if act.verb == ANSWER else is_done
             return Change(state=state, text="bye", over=True, score=float(right))
-        finished = await run_in_sandbox(act.text, state.tree, limits=self.limits, processes=state.processes)
+        finished = await run_in_sandbox(act.text, state.tree, limits=LIMITS, processes=state.processes)
         left = (
             replace(state, processes=finished.processes)
             if finished.tree is None
@@ -67,36 +68,27 @@ class ShellWorld:
         return f"Act: answer({self.job.answer})" if state.is_answer_shown else write_bash(self.job.bash)
 
 
-def make_shell_env(
-    *, profile: str = "full", task: str = "any", files: int = 12, command_timeout_s: float = 10.0
-) -> Env:
+def make_shell_env(*, profile: str = "full", task: str = "any") -> Env:
     """Return a `shell` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile`: see `rules_in`. `task`: "read", "write", "processes" or "any". `files`: their number.
-    `command_timeout_s`: the time limit of one command.
+    `profile`: see `rules_in`. `task`: "read", "write", "processes" or "any".
     """
     check_choice("task", task, ("read", "write", "processes", "any"))
-    check_range("files", files, 4, 60)
     require_sandbox()
     return WorldEnv(
-        f"shell {profile} task={task} files={files}",
+        f"shell {profile} task={task}",
         state=ShellState,
-        make_world=partial(make_shell, kind=task, num_files=files, limits=Limits(wall_s=float(command_timeout_s))),
+        make_world=partial(make_shell, kind=task),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_shell(task: Task, *, kind: str, num_files: int, limits: Limits) -> ShellWorld:
-    rng = task_rng(task, world=f"shell/{kind}/{num_files}")
+def make_shell(task: Task, *, kind: str) -> ShellWorld:
+    rng = task_rng(task, world=f"shell/{kind}/{NUM_FILES}")
     while True:
-        tree = draw_tree(rng, num_files=num_files)
+        tree = draw_tree(rng, num_files=NUM_FILES)
         job = draw_job(rng, tree, task=kind)
         changes = job.result is not None and (job.result != tree or job.left != job.processes)
         has_answer = job.answer not in ("", "0") and job.answer not in job.text
         if (changes or has_answer) and split_of(job.text) == task.split:
-            return ShellWorld(
-                opening=job.text,
-                first=ShellState(tree=tree, processes=job.processes),
-                job=job,
-                limits=limits,
-            )
+            return ShellWorld(opening=job.text, first=ShellState(tree=tree, processes=job.processes), job=job)

@@ -17,6 +17,7 @@ from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_ROWS = 20
+NUM_ROWS = 8  # of the first table
 MAX_SHOWN_CHARS = 2000
 RULES = (
     "You have a SQLite database. `sql STATEMENT` executes one statement and shows what it returns. To answer a "
@@ -70,28 +71,27 @@ class SqlWorld:
         return sorted(rows, key=repr) == sorted(self.right_rows, key=repr)
 
 
-def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any", rows: int = 8) -> Env:
+def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any") -> Env:
     """Return a `sqldb` environment. Raises ValueError for invalid options.
 
     `profile`: see `rules_in`. `level`: 1 (one table), 2 (aggregates and sorting) or 3 (joins). `task`: "read",
-    "write" or "any". `rows`: the rows of the first table.
+    "write" or "any".
     """
     check_choice("task", task, ("read", "write", "any"))
     check_range("level", level, 1, 3)
-    check_range("rows", rows, 4, 24)
     return WorldEnv(
-        f"sqldb {profile} level={level} task={task} rows={rows}",
+        f"sqldb {profile} level={level} task={task}",
         state=SqlState,
-        make_world=partial(make_sqldb, level=level, kind=task, num_rows=rows),
+        make_world=partial(make_sqldb, level=level, kind=task),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_sqldb(task: Task, *, level: int, kind: str, num_rows: int) -> SqlWorld:
-    rng = task_rng(task, world=f"sqldb/{level}/{kind}/{num_rows}")
+def make_sqldb(task: Task, *, level: int, kind: str) -> SqlWorld:
+    rng = task_rng(task, world=f"sqldb/{level}/{kind}/{NUM_ROWS}")
     while True:
         domain = rng.choice(DOMAINS)
-        tables = draw_tables(rng, domain, num_rows=num_rows)
+        tables = draw_tables(rng, domain, num_rows=NUM_ROWS)
         request = draw_request(rng, domain, tables, level=level, task=kind)
         shown_tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
         text = "\n".join([*shown_tables, request.text])

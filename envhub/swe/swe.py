@@ -24,6 +24,7 @@ from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_FILE_CHARS = 20_000
+LIMITS = Limits(wall_s=20.0)  # of one test run or command
 ISSUES = ("example", "function", "none")
 RULES = (
     "Repair the bugs of a Python package; the docstring of a function says what it should do. `view PATH` shows a file "
@@ -54,7 +55,6 @@ class SweWorld:
     opening: str
     issue: str
     repo: Repo
-    limits: Limits  # of one test run or command
     first: SweState = field(default_factory=SweState)
 
     async def act(self, state: SweState, action: str) -> Change[SweState]:
@@ -65,7 +65,7 @@ class SweWorld:
         tree = git.with_layer(self.tree, state.layer)
         match (found["verb"] or "").lower():
             case "test":
-                text = await tests.run_tests(tree, limits=self.limits)
+                text = await tests.run_tests(tree, limits=LIMITS)
                 return Change(state=msgspec.structs.replace(state, is_tested=True), text=text)
             case "diff":
                 return Change(state=state, text=cut(_diff(self.tree, tree)) or "nothing is changed")
@@ -109,7 +109,7 @@ class SweWorld:
             for path, node in tree.items()
             if node.kind in ("file", "folder") and (path == package or path.startswith(f"{package}/"))
         }
-        passed = await tests.passed_tests(modules, self.repo.tests, limits=self.limits)
+        passed = await tests.passed_tests(modules, self.repo.tests, limits=LIMITS)
         return self.repo.fail_to_pass | self.repo.pass_to_pass <= passed
 
     async def _run(self, state: SweState, command: str) -> Change[SweState]:
@@ -119,12 +119,12 @@ class SweWorld:
             return Change(state=state, text=refusal, valid=False)
         layer = state.layer
         if ".git" not in layer:
-            layer = layer | git.layer_of(self.tree, await git.with_first_commit(self.tree, limits=self.limits))
+            layer = layer | git.layer_of(self.tree, await git.with_first_commit(self.tree, limits=LIMITS))
         settings = git.git_settings(git.FIRST_COMMIT_TIME) | tests.PATHS
         finished = await run_in_sandbox(
             f"{git.export_command(settings)}\n{git.policy_script(command)}",
             git.with_layer(self.tree, layer),
-            limits=self.limits,
+            limits=LIMITS,
             mounts=tests.pytest_mounts(),
         )
         text = tests.without_durations(finished.output).rstrip()[-tests.MAX_SHOWN_CHARS :]
@@ -141,7 +141,7 @@ class SweWorld:
         tree = git.with_layer(self.tree, state.layer)
         tree |= {path: file(done.content, tree[path].mode)}
         try:
-            require_room(tree, limits=self.limits)
+            require_room(tree, limits=LIMITS)
         except TreeError as error:
             return Change(state=state, text=f"the files are too large: {error}", valid=False)
         layer = git.layer_of(self.tree, tree)
@@ -149,14 +149,11 @@ class SweWorld:
         return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.text)
 
 
-def make_swe_env(
-    *, profile: str = "full", files: int = 2, bugs: int = 1, issue: str = "example", test_timeout_s: float = 20.0
-) -> Env:
+def make_swe_env(*, profile: str = "full", files: int = 2, bugs: int = 1, issue: str = "example") -> Env:
     """Return a `swe` environment. Raises ValueError for invalid options, and if git, pytest or the sandbox is missing.
 
     `profile`: see `rules_in`. `files`: the number of modules, each with a file of tests. `bugs`: the number of wrong
     functions. `issue`: what the opening says about them: "example" (a failing call), "function" (the name) or "none".
-    `test_timeout_s`: the time limit of a test run.
     """
     check_range("files", files, 1, 5)
     check_range("bugs", bugs, 1, 3)
@@ -166,14 +163,12 @@ def make_swe_env(
     return WorldEnv(
         f"swe {profile} files={files} bugs={bugs} issue={issue}",
         state=SweState,
-        make_world=partial(
-            make_swe, num_files=files, num_bugs=bugs, issue=issue, limits=Limits(wall_s=float(test_timeout_s))
-        ),
+        make_world=partial(make_swe, num_files=files, num_bugs=bugs, issue=issue),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_swe(task: Task, *, num_files: int, num_bugs: int, issue: str, limits: Limits) -> SweWorld:
+def make_swe(task: Task, *, num_files: int, num_bugs: int, issue: str) -> SweWorld:
     rng = task_rng(task, world=f"swe/{num_files}/{num_bugs}")
     while True:
         package = draw_name(rng)
@@ -181,7 +176,7 @@ def make_swe(task: Task, *, num_files: int, num_bugs: int, issue: str, limits: L
             continue
         repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
-            return SweWorld(opening=_opening_text(repo, issue), issue=issue, repo=repo, limits=limits)
+            return SweWorld(opening=_opening_text(repo, issue), issue=issue, repo=repo)
 
 
 def _opening_text(repo: Repo, issue: str) -> str:

@@ -25,7 +25,7 @@ from slipstream.envhub.web.site import (
     page_number,
     respond,
 )
-from slipstream.envhub.web.web_task import ERRANDS, Errand, draw_errand, draw_site, draw_state
+from slipstream.envhub.web.web_task import ERRANDS, NUM_ITEMS, Errand, draw_errand, draw_site, draw_state
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 RULES = (
@@ -129,27 +129,25 @@ class WebWorld:
         return shown or _fill(browser, {"search": query}, "find") or "goto /"
 
 
-def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1, items: int = 24) -> Env:
+def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1) -> Env:
     """Return a `web` environment. Raises ValueError for invalid options.
 
     `profile`: see `rules_in`. `task`: "order", "cancel", "change", "write" or "any". `errands`: their number.
-    `items`: the number of items of the market.
     """
     check_choice("task", task, (*ERRANDS, "any"))
     check_range("errands", errands, 1, 3)
-    check_range("items", items, 12, 48)
     return WorldEnv(
-        f"web {profile} task={task} errands={errands} items={items}",
+        f"web {profile} task={task} errands={errands}",
         state=WebState,
-        make_world=partial(make_web, kind=task, num_errands=errands, num_items=items),
+        make_world=partial(make_web, kind=task, num_errands=errands),
         rules=rules_in(profile, RULES),
     )
 
 
-def make_web(task: Task, *, kind: str, num_errands: int, num_items: int) -> WebWorld:
-    rng = task_rng(task, world=f"web/{kind}/{num_errands}/{num_items}")
+def make_web(task: Task, *, kind: str, num_errands: int) -> WebWorld:
+    rng = task_rng(task, world=f"web/{kind}/{num_errands}/{NUM_ITEMS}")
     while True:
-        site = draw_site(rng, num_items=num_items)
+        site = draw_site(rng)
         start = draw_state(rng, site)
         kinds = rng.sample(ERRANDS, num_errands) if kind == "any" else [kind] * num_errands
         errands: list[Errand] = []

@@ -27,6 +27,7 @@ WORDS = name_list(
 )
 ERRANDS = ("order", "cancel", "change", "write")
 PHONES = range(1000, 10000, 100)  # few, so that a small vocabulary contains all of them
+NUM_ITEMS = 24
 NUM_ORDERS = 6  # at the start
 FIRST_NEW = FIRST_ORDER + NUM_ORDERS
 
@@ -39,10 +40,10 @@ class Errand:
     secret: str = ""  # what a policy must find on the site; "" if there is nothing to find
 
 
-def draw_site(rng: random.Random, *, num_items: int) -> Site:
+def draw_site(rng: random.Random) -> Site:
     """Return a site with items in random order. Many differ only in their maker. All prices differ."""
-    things = rng.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], -(-num_items // 4))
-    chosen = rng.sample([f"{thing} {maker}" for thing in things for maker in MAKERS], num_items)
+    things = rng.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], NUM_ITEMS // 4)
+    chosen = rng.sample([f"{thing} {maker}" for thing in things for maker in MAKERS], NUM_ITEMS)
     prices = rng.sample(range(10, 100), len(chosen))
     name, *people = rng.sample(PEOPLE, 5)
     return Site(

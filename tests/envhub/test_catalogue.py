@@ -111,7 +111,7 @@ def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
         ("household", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
         ("grid", {"game": "chess"}, "`env.options.game` must be sokoban or frozen_lake or maze or bandit, got 'chess'"),
         ("grid", {"size": 4}, "`env.options.size` must be a whole number from 5 to 8, got 4"),
-        ("grid", {"boxes": 1.5}, "`env.options.boxes` must be a whole number from 1 to 2, got 1.5"),
+        ("grid", {"size": 5.5}, "`env.options.size` must be a whole number from 5 to 8, got 5.5"),
         ("household", {"task_types": ["dance"]}, "`env.options.task_types` must be some of pick_and_place, "),
         ("household", {"task_types": []}, "leave it out for all"),
         ("tests.envhub.failing:UnmadeEnv", {"length": 3}, "its options are: none"),

@@ -64,8 +64,8 @@ def test_the_expert_uses_the_items_it_has_and_gets_the_missing_ones() -> None:
 
 def test_depth_is_the_number_of_crafts_in_a_row() -> None:
     for depth in (1, 2, 3, 4):
-        world = make_craft(Task(env="craft", split="train", index=5), depth=depth, num_distractors=3)
-        assert len(world.recipes) == depth + 3
+        world = make_craft(Task(env="craft", split="train", index=5), depth=depth)
+        assert len(world.recipes) == depth + 2
 
         def height(item: str, recipes: dict[str, Recipe] = world.recipes) -> int:
             return 1 + max(height(part) for part in recipes[item].uses) if item in recipes else 0

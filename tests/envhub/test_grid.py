@@ -54,23 +54,23 @@ def test_a_hole_ends_the_episode_with_score_0() -> None:
 
 def test_ice_slips_the_same_way_every_time() -> None:
     task = Task(env="grid", split="train", index=1)
-    lakes = [make_board(task, game="frozen_lake", size=8, num_boxes=1) for _ in range(2)]
+    lakes = [make_board(task, game="frozen_lake", size=8) for _ in range(2)]
     assert lakes[0].slips == lakes[1].slips != {}
-    assert make_board(task, game="maze", size=8, num_boxes=1).slips == {}
+    assert make_board(task, game="maze", size=8).slips == {}
 
 
-def test_more_boxes_and_larger_boards_take_longer() -> None:
+def test_larger_boards_take_longer() -> None:
     lengths = []
-    for size, boxes in ((5, 1), (8, 2)):
+    for size in (5, 8):
         tasks = [Task(env="grid", split="train", index=index) for index in range(5)]
-        worlds = [make_board(task, game="sokoban", size=size, num_boxes=boxes) for task in tasks]
+        worlds = [make_board(task, game="sokoban", size=size) for task in tasks]
         lengths.append(sum(world.distances[world.first] for world in worlds))
     assert lengths[1] > 1.5 * lengths[0]
 
 
 def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
     for index in range(20):
-        bandit = make_bandit(Task(env="grid", split="train", index=index), num_arms=4)
+        bandit = make_bandit(Task(env="grid", split="train", index=index))
         averages = {arm: sum(pays) / len(pays) for arm, pays in bandit.pays.items()}
         assert max(averages, key=averages.__getitem__) == bandit.best
         kept = {arm: act(bandit, f"keep {arm}") for arm in bandit.arms}
@@ -79,7 +79,7 @@ def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
 
 
 def test_a_bandit_pays_in_a_fixed_order_and_starts_again_after_the_last_payout() -> None:
-    bandit = make_bandit(Task(env="grid", split="train", index=0), num_arms=2)
+    bandit = make_bandit(Task(env="grid", split="train", index=0))
     arm, state, paid = bandit.arms[0], bandit.first, []
     for _ in range(17):
         change = act(bandit, f"pull {arm}", state)

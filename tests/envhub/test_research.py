@@ -19,9 +19,8 @@ from tests.envhub.env_cases import act
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
 
 
-def world(level: int = 2, index: int = 0, wall_s: float = 20) -> ResearchWorld:
-    task = Task(env="research", split="train", index=index)
-    return make_research(task, level=level, num_pages=24, limits=Limits(wall_s=wall_s))
+def world(level: int = 2, index: int = 0) -> ResearchWorld:
+    return make_research(Task(env="research", split="train", index=index), level=level, num_pages=24)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +110,11 @@ def test_a_file_can_be_read_only_after_its_page_was_opened() -> None:
     assert act(here, listed, opened).text == str(sorted([name, "program.py"]))
 
 
-def test_a_program_that_fails_prints_nothing_or_never_ends_gets_a_text() -> None:
+def test_a_program_that_fails_prints_nothing_or_never_ends_gets_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ZeroDivisionError" in act(world(), "python print(1 / 0)").text
     assert act(world(), "python\n```python\nx = 1\n```").text == "(nothing)"
-    assert "killed" in act(world(wall_s=1), "python while True: pass").text
+    monkeypatch.setattr("slipstream.envhub.research.research.LIMITS", Limits(wall_s=1))
+    assert "killed" in act(world(), "python while True: pass").text
 
 
 def test_an_answer_is_scored_as_in_gaia() -> None:

@@ -62,9 +62,8 @@ def test_the_bash_of_every_job_gives_its_result(draw) -> None:  # type: ignore[n
     raise AssertionError("no such job could be drawn")
 
 
-def world(kind: str, index: int = 2, wall_s: float = 20) -> ShellWorld:
-    task = Task(env="shell", split="train", index=index)
-    return make_shell(task, kind=kind, num_files=8, limits=Limits(wall_s=wall_s))
+def world(kind: str, index: int = 2) -> ShellWorld:
+    return make_shell(Task(env="shell", split="train", index=index), kind=kind)
 
 
 def test_an_answer_must_be_exact_and_a_change_complete() -> None:
@@ -80,8 +79,9 @@ def test_an_answer_must_be_exact_and_a_change_complete() -> None:
     assert not act(change, "Act: answer(1)").valid
 
 
-def test_a_killed_command_keeps_what_it_had_done() -> None:
-    slow = world("read", wall_s=1)
+def test_a_killed_command_keeps_what_it_had_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.envhub.shell.shell.LIMITS", Limits(wall_s=1))
+    slow = world("read")
     change = act(slow, "bash mkdir mine; sleep 100")
     assert change.state.tree["mine"] == folder()
     assert "killed" in change.text

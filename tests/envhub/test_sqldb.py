@@ -101,7 +101,7 @@ def test_the_number_of_hidden_rows_is_shown_however_long_the_others_are() -> Non
 
 def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
     task = Task(env="sqldb", split="train", index=index)
-    return make_sqldb(task, level=level, kind=kind, num_rows=8)
+    return make_sqldb(task, level=level, kind=kind)
 
 
 def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> None:

@@ -18,16 +18,13 @@ from slipstream.envhub.swe.bug import draw_bug
 from slipstream.envhub.swe.functions import FUNCTIONS
 from slipstream.envhub.swe.git import layer_of, with_layer
 from slipstream.envhub.swe.repo import NUM_SHOWN, Repo, draw_repo
-from slipstream.envhub.swe.swe import SweState, SweWorld, make_swe
+from slipstream.envhub.swe.swe import LIMITS, SweState, SweWorld, make_swe
 from tests.envhub.env_cases import act
-
-LIMITS = Limits(wall_s=20)
 
 
 @cache
-def world(index: int = 0, wall_s: float = 20) -> SweWorld:
-    task, limits = Task(env="swe", split="train", index=index), Limits(wall_s=wall_s)
-    return make_swe(task, issue="example", num_files=1, num_bugs=1, limits=limits)
+def world(index: int = 0) -> SweWorld:
+    return make_swe(Task(env="swe", split="train", index=index), issue="example", num_files=1, num_bugs=1)
 
 
 def changed(files: dict[str, str], *, is_tested: bool = False) -> SweState:
@@ -75,7 +72,7 @@ def test_no_bug_is_in_both_splits() -> None:
     for split, of_split in bugs.items():
         for index in range(100):
             task = Task(env="swe", split=split, index=index)
-            repo = make_swe(task, issue="none", num_files=2, num_bugs=2, limits=LIMITS).repo
+            repo = make_swe(task, issue="none", num_files=2, num_bugs=2).repo
             of_split |= {(name, bug.wrong) for name, bug in zip(repo.broken, repo.bugs, strict=True)}
     assert not bugs["train"] & bugs["held_out"]
     assert len(bugs["held_out"]) > 20
@@ -282,8 +279,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_package_that_attacks_the_judge_gets_score_0(name: str) -> None:
-    here = world(wall_s=2 if name == "an endless loop" else 20)
+def test_a_package_that_attacks_the_judge_gets_score_0(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "an endless loop":
+        monkeypatch.setattr("slipstream.envhub.swe.swe.LIMITS", Limits(wall_s=2))
+    here = world()
     functions = "".join(f"def {test}(*arguments):\n    return globals().get('VALUE')\n" for test in here.repo.tests)
     assert submitted(here, HOSTILE[name] + functions) == 0.0
 

@@ -205,5 +205,5 @@ def test_no_errands_undo_each_other() -> None:
     """Nothing would be left to do, and `done` as the first action would solve the task."""
     for index in range(200):
         task = Task(env="web", split="train", index=index)
-        here = make_web(task, kind="change", num_errands=2, num_items=24)
+        here = make_web(task, kind="change", num_errands=2)
         assert here.first.site.account != here.goal.account

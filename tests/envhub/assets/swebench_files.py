@@ -263,7 +263,6 @@ def write_clone(clones: Path) -> dict[str, Any]:
         "patch": git(folder, "diff", base, repair),
         "test_patch": git(folder, "diff", repair, tests),
         "problem_statement": "heaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name).",
-        "hints_text": "Look at min.",
         "created_at": "2024-01-02T03:04:05Z",
         "version": "1.2",
         "FAIL_TO_PASS": json.dumps(FAIL_TO_PASS),

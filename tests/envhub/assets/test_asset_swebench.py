@@ -109,15 +109,14 @@ def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any])
     assert (end.terminated, end.score, end.rewards) == (True, 1.0, {"solved": 1.0})
 
 
-def test_the_opening_is_the_issue_and_hints_where_they_are_asked_for(options: dict[str, Any]) -> None:
+def test_the_opening_is_the_issue(options: dict[str, Any]) -> None:
     issue = "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
     assert said(played(options, [])[0]) == issue
-    assert said(played({**options, "issue": "hints"}, [])[0]) == f"{issue}\n\nLook at min."
 
 
 @pytest.mark.parametrize("name", ["lists.jsonl", "lists.json", "texts.parquet", "lists.parquet"])
 def test_every_form_of_the_files_is_read(options: dict[str, Any], instance: dict[str, Any], name: str) -> None:
-    lists = {"FAIL_TO_PASS": FAIL_TO_PASS, "PASS_TO_PASS": PASS_TO_PASS, "hints_text": None}
+    lists = {"FAIL_TO_PASS": FAIL_TO_PASS, "PASS_TO_PASS": PASS_TO_PASS}
     chosen = with_instances(options, name, instance | (lists if name.startswith("lists") else {}))
     assert played(chosen, [DECLARED, REPAIRED, "submit"])[-1].success
 
@@ -475,7 +474,6 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], ins
         ({"environments": "/nowhere"}, r"`env\.options\.environments`: .*INSTANCE_ID/bin/python"),
         ({"checkouts": ""}, "checkouts` must be a writable folder"),
         ({"checkouts": f"{options['train']}/x"}, r"checkouts` must be a writable folder, got '.*train\.jsonl/x'; use"),
-        ({"issue": "all"}, "issue` must be statement or hints"),
     ):
         with pytest.raises(ValueError, match=why):
             make_env("swebench", {**options, **change})

@@ -101,9 +101,7 @@ def test_the_expert_makes_what_takes_more_than_can_be_held(tmp_path: Path) -> No
     for name, recipe in recipes.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(recipe))
     book = read_book(tmp_path)
-    world = make_textcraft(
-        Task(env="textcraft", split="train", index=0), book=book, goals={"train": ["ship"]}, num_distractors=0
-    )
+    world = make_textcraft(Task(env="textcraft", split="train", index=0), book=book, goals={"train": ["ship"]})
     state, score = world.first, 0.0
     for _ in range(40):
         change = asyncio.run(world.act(state, world.expert(state)))
@@ -115,7 +113,7 @@ def test_the_expert_makes_what_takes_more_than_can_be_held(tmp_path: Path) -> No
 
 def test_a_goal_is_deep_enough_and_of_its_split_and_what_is_crafted_cannot_be_found(folder: str) -> None:
     book = read_book(Path(folder))
-    env = make_env("textcraft", {"recipes": folder, "depth": 3, "distractors": 3})
+    env = make_env("textcraft", {"recipes": folder, "depth": 3})
     for split in ("train", "held_out"):
         for index in range(12):
             opening = asyncio.run(env.reset(Task(env="textcraft", split=split, index=index)))
