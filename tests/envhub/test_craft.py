@@ -55,13 +55,6 @@ def test_the_inventory_lists_the_items() -> None:
     assert act({"plank": 2, "log": 1}, "inventory").text == "1 log, 2 plank"
 
 
-def test_the_expert_uses_the_items_it_has_and_gets_the_missing_ones() -> None:
-    assert WORLD.expert(CraftState(held={})) == "get 2 log"
-    assert WORLD.expert(CraftState(held={"log": 2})) == "craft 2 plank using 1 log"
-    assert WORLD.expert(CraftState(held={"plank": 4})) == "get 2 iron"
-    assert WORLD.expert(CraftState(held={"plank": 4, "nail": 1})) == "craft 1 table using 3 plank, 1 nail"
-
-
 def test_depth_is_the_number_of_crafts_in_a_row() -> None:
     for depth in (1, 2, 3, 4):
         world = make_craft(Task(env="craft", split="train", index=5), depth=depth)

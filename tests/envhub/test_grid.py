@@ -59,15 +59,6 @@ def test_ice_slips_the_same_way_every_time() -> None:
     assert make_board(task, game="maze", size=8).slips == {}
 
 
-def test_larger_boards_take_longer() -> None:
-    lengths = []
-    for size in (5, 8):
-        tasks = [Task(env="grid", split="train", index=index) for index in range(5)]
-        worlds = [make_board(task, game="sokoban", size=size) for task in tasks]
-        lengths.append(sum(world.distances[world.first] for world in worlds))
-    assert lengths[1] > 1.5 * lengths[0]
-
-
 def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
     for index in range(20):
         bandit = make_bandit(Task(env="grid", split="train", index=index))

@@ -11,7 +11,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.file_tree import file as file_of
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
-from slipstream.envhub.research.corpus import KINDS, LINKS, Page, draw_corpus
+from slipstream.envhub.research.corpus import LINKS, Page
 from slipstream.envhub.research.corpus_question import ENDINGS
 from slipstream.envhub.research.research import ResearchState, ResearchWorld, make_research
 from tests.envhub.env_cases import act
@@ -53,31 +53,6 @@ def test_the_calculator_explains_a_refusal(reason: str, expressions: list[str]) 
     for expression in expressions:
         with pytest.raises(ValueError, match=reason):
             calculate(expression)
-
-
-def test_a_page_contains_all_facts_that_questions_are_about() -> None:
-    corpus = draw_corpus(random.Random(1), num_pages=24)
-    assert len(corpus.pages) == 24
-    for page in corpus.pages.values():
-        said = page.text.replace(".", " ")
-        for told in (*page.traits, *page.facts.values(), *page.links.values()):
-            assert told in said, (page.title, told)
-        assert page.file_name in page.text
-        assert set(page.links) == set(LINKS[page.kind])
-        assert all(corpus.pages[other].kind == LINKS[page.kind][relation] for relation, other in page.links.items())
-    assert set(corpus.files) == {page.file_name for page in corpus.pages.values() if page.kind != "person"}
-    assert {page.kind for page in corpus.pages.values()} == set(KINDS)
-
-
-def test_the_question_contains_what_finds_the_first_page() -> None:
-    for index in range(30):
-        here = world(level=1, index=index)
-        searched = act(here, f"search({here.question.search})")
-        first = here.corpus.pages[here.question.way[0]]
-        assert f"{first.kind} {first.title}" in searched.text.splitlines()
-        assert first.title in searched.state.found
-        others = [page for page in here.corpus.pages.values() if set(page.traits) == set(first.traits)]
-        assert others == [first]
 
 
 def test_following_the_links_that_a_question_names_leads_to_its_last_page() -> None:
@@ -159,17 +134,3 @@ def test_every_sum_action_returns_the_answer(kind: tuple[int, str]) -> None:
         tree = {name: file_of(content), "program.py": file_of(program)}
         finished = asyncio.run(run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=Limits(wall_s=20)))
         assert finished.output.strip() == ending.answer
-
-
-def test_seasons_that_are_equal_have_no_best_one() -> None:
-    page = Page(title="a", kind="town", traits=("", ""), links={}, facts={}, file_name="a.json", text="")
-    answers = [draw(random.Random(7), page, json.dumps(SEASONS)).answer for draw in ENDINGS[3, "town"]]
-    assert answers == ["", "320"]
-
-
-def test_an_answer_is_on_the_last_page_and_in_no_search() -> None:
-    for index in range(20):
-        here = world(level=1, index=index)
-        last = here.corpus.pages[here.question.way[-1]]
-        assert here.question.answer in last.text
-        assert here.question.answer not in act(here, f"search({here.question.search})").text

@@ -16,7 +16,7 @@ from slipstream.envhub.isolation.sandbox import Limits
 from slipstream.envhub.swe import tests as swe_tests
 from slipstream.envhub.swe.bug import draw_bug
 from slipstream.envhub.swe.functions import FUNCTIONS
-from slipstream.envhub.swe.git import layer_of, with_layer
+from slipstream.envhub.swe.git import with_layer
 from slipstream.envhub.swe.repo import NUM_SHOWN, Repo, draw_repo
 from slipstream.envhub.swe.swe import LIMITS, SweState, SweWorld, make_swe
 from tests.envhub.env_cases import act
@@ -245,13 +245,6 @@ def test_files_stay_tested_after_a_command_that_does_not_change_them() -> None:
     tested = act(here, "test").state
     assert act(here, "bash git log", tested).state.is_tested
     assert not act(here, "bash touch new", tested).state.is_tested
-
-
-def test_a_tree_is_restored_from_its_layer() -> None:
-    base: Tree = {"a": folder(), "a/x": file("1\n"), "b": file("2\n")}
-    for tree in ({}, base, {"a": file("")}, {**base, "a/y": file("3\n")}, {"b": folder(), "b/z": file("2\n")}):
-        assert with_layer(base, layer_of(base, tree)) == tree
-    assert layer_of(base, base) == {}
 
 
 def test_a_repair_with_other_code_counts_unless_it_breaks_another_function() -> None:

@@ -123,19 +123,6 @@ def test_an_extra_change_gives_score_0() -> None:
     assert score(one, do(one, done, ("notes.write", {"title": "mine", "text": "x"}))) == 0.0
 
 
-def test_the_expert_looks_up_each_value_before_it_uses_it() -> None:
-    for index in range(20):
-        one = world(index, errands=1)
-        (errand,) = one.errands
-        state, said = one.first, ""
-        while (action := one.expert(state)) != "done":
-            given = json.loads(action)["arguments"]
-            assert all(secret in said for secret in errand.found if secret in given.values())
-            change = act(one, action, state)
-            state, said = change.state, said + change.text
-        assert score(one, state) == 1.0
-
-
 def test_the_opening_lists_every_tool_with_its_schema() -> None:
     opening = asyncio.run(make_tools_env().reset(Task(env="tools", split="train", index=0)))
     listed = [json.loads(line) for line in opening.messages[0].content.splitlines()[1:]]

@@ -1,11 +1,9 @@
 """TextArena's games for one player, really played: `make test-adapters` installs TextArena and runs it."""
 
 import asyncio
-import random
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from slipstream.common.records.trajectory import Task
@@ -92,33 +90,6 @@ def test_a_reward_that_is_no_number_is_the_environments_failure() -> None:
     env = make_env("textarena", {"game": "Countdown-v0"})
     with pytest.raises(EnvError, match="as its reward, not a number"):
         asyncio.run(play(env, 0, ["hello", "hello"]))
-
-
-def test_the_process_own_generators_are_left_alone_and_leave_the_game_alone() -> None:
-    """2048 draws a tile on every move: from `random`, which this process and other episodes use as well."""
-    moves = ["[left]", "[down]", "[right]", "[down]", "[left]", "[down]"] * 2
-
-    async def interleaved() -> tuple[list[Observation], list[Observation]]:
-        one, other = (make_env("textarena", {"game": "2048-v0"}) for _ in range(2))
-        ours, theirs = [await one.reset(task(0))], [await other.reset(task(1))]
-        for move in moves:
-            random.random()
-            np.random.random()
-            ours.append(await one.step(move))
-            theirs.append(await other.step(move))
-        return ours, theirs
-
-    env = make_env("textarena", {"game": "2048-v0"})
-    alone = [asyncio.run(play(env, index, moves)) for index in range(2)]
-    assert alone[0] != alone[1]
-    assert list(asyncio.run(interleaved())) == alone
-    random.seed(7)
-    np.random.seed(7)
-    expected = random.random(), np.random.random()
-    random.seed(7)
-    np.random.seed(7)
-    asyncio.run(play(env, 0, moves))
-    assert (random.random(), np.random.random()) == expected
 
 
 @pytest.mark.parametrize(

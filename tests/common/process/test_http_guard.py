@@ -226,6 +226,12 @@ async def answered(client: socket.socket) -> bytes:
     return (await asyncio.get_running_loop().sock_recv(client, 1 << 16)).split()[1]
 
 
+@pytest.mark.parametrize("serving", [each for each in SERVERS.values() if each is not pages])
+async def test_a_web_page_is_refused_even_with_the_key(serving: Serving) -> None:
+    async with serving() as served:
+        assert (await status_of(served, head_of(served, 0, more="Origin: https://a.page\r\n")))[0] == 403
+
+
 @over_all_servers
 async def test_no_body_that_is_refused_holds_the_loop(serving: Serving) -> None:
     async with serving() as served:

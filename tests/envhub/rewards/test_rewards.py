@@ -96,21 +96,6 @@ def test_every_measure_is_tried() -> None:
     assert {settings["part"] for settings, _ in mark.args[1]} == set(MEASURES)
 
 
-def ups(*states: str) -> Episode:
-    return episode_of(*(turn_of("up", state=state) for state in states))
-
-
-@pytest.mark.parametrize(
-    ("part", "episode", "expected"),
-    [
-        ("repetition", ups("a", "b", "a"), [0.0, 0.0, 1.0]),
-        ("efficiency", ups("a"), 0.0),
-    ],
-)
-def test_a_measure_looks_at_all_turns(part: str, episode: Episode, expected: Any) -> None:
-    assert asyncio.run(parts_of("env.rewards", {part: {}})[0].values(episode, timeout_s=60)) == expected
-
-
 def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_score_nor_success() -> None:
     rewards = {"format": {"weight": 0.5}, "seen": {"part": "length", "budget_tokens": 4, "weight": 0}}
     result = reward_of(rewards, episode_of(*TWO, success=True))
@@ -169,17 +154,6 @@ def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: Own
     assert [turn["own"] for turn in result.rewards] == [0.5, 1.0] and result.values == {"own": 0.75}
     assert seen == [episode]
     assert [message["content"] for message in episode.messages] == ["say", "look", "on", "look"]
-
-
-def test_a_function_of_trl_gets_the_chat_of_any_environment(own: Own) -> None:
-    seen = dict[str, Any]()
-    own.trl = lambda prompts, completions, **columns: (
-        seen.update(prompts=prompts, completions=completions, **columns) or [1.0]
-    )
-    reward_of({"own": {"part": f"{OWN}:trl"}}, episode_of(*TWO, columns={"answer": 5}))
-    look, on = {"role": "assistant", "content": "look"}, {"role": "user", "content": "on"}
-    chat = {"prompts": [[{"role": "user", "content": "say"}]], "completions": [[look, on, look]]}
-    assert seen == chat | {"completion_ids": [[3, 1, 4]], "answer": [5]}
 
 
 @pytest.mark.parametrize("result", [0.25, [0.25], (0.25,), [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
