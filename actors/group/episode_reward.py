@@ -20,6 +20,7 @@ from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn, Values
 from slipstream.envhub.rewards.part import Part, composed, group_parts, shown_columns
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, show
+from slipstream.envhub.together import together
 
 HELD_OUT = "held_out"
 
@@ -86,22 +87,12 @@ async def _measured(episode: Episode, parts: Sequence[Part], timeout_s: float) -
     """
     first = [part for part in parts if part.success_from is not None]
     others = [part for part in parts if part.success_from is None]
-    values = await _together(episode, first, timeout_s)
+    values = await together(_values(part, episode, timeout_s) for part in first)
     for part, found in zip(first, values, strict=True):
         episode = part.scored(episode, found)
-    values += await _together(episode, others, timeout_s)
+    values += await together(_values(part, episode, timeout_s) for part in others)
     by_name = {part.name: found for part, found in zip([*first, *others], values, strict=True)}
     return [by_name[part.name] for part in parts]
-
-
-async def _together(episode: Episode, parts: Sequence[Part], timeout_s: float) -> list[Values]:
-    """What each part measures, all at the same time."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_values(part, episode, timeout_s)) for part in parts]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 async def _values(part: Part, episode: Episode, timeout_s: float) -> Values:

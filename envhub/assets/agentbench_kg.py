@@ -137,13 +137,11 @@ class FbWorld:
         return Change(state=FbState(found=found), text=f"{name} {variable.kind}")
 
 
-def make_agentbench_kg_env(
-    *, train: str = "", held_out: str = "", ontology: str = "", sparql_url: str = "", query_timeout_s: float = 20.0
-) -> Env:
+def make_agentbench_kg_env(*, train: str = "", held_out: str = "", ontology: str = "", sparql_url: str = "") -> Env:
     """Make an environment of AgentBench's questions. Raises ValueError if a file or the endpoint's URL is missing.
 
     `train` and `held_out` are files of questions, used in turn; `ontology` is AgentBench's folder of that name;
-    `sparql_url` is the URL of the endpoint with Freebase, and `query_timeout_s` the timeout of a query.
+    `sparql_url` is the URL of the endpoint with Freebase.
     """
     if not sparql_url:
         raise ValueError(
@@ -152,7 +150,7 @@ def make_agentbench_kg_env(
         )
     items = {split: read_json(path, list[KgItem]) for split, path in named_files(train, held_out, fetch=FETCH).items()}
     allowed = read_ontology(asset_path("ontology", ontology, fetch=FETCH_ONTOLOGY))
-    freebase = Freebase(url=sparql_url, timeout_s=float(query_timeout_s))
+    freebase = Freebase(url=sparql_url)
     return WorldEnv(
         f"agentbench_kg {train} {held_out}",
         state=FbState,

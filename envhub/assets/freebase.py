@@ -17,6 +17,7 @@ from slipstream.envhub.env import EnvError
 PREFIX = "http://rdf.freebase.com/ns/"
 MAX_REPLY_BYTES = 16 << 20
 MAX_ROWS = 20_000
+QUERY_S = 60.0
 ENTITY = re.compile(r"[mg]\.\w+", re.ASCII)
 RELATION = re.compile(r"\w+(?:\.\w+)+", re.ASCII)
 
@@ -36,7 +37,6 @@ class Freebase:
     """One endpoint."""
 
     url: str
-    timeout_s: float
 
     async def relations(self, found: Sequence[Variable], name: str) -> set[str]:
         """Return the relations from an entity or a variable. Raises EnvError if the endpoint fails."""
@@ -61,7 +61,7 @@ class Freebase:
         """Return the rows of the result, with Freebase's names without their prefix. Raises EnvError."""
         form = {"query": f"PREFIX ns: <{PREFIX}>\n{query}", "format": "application/sparql-results+json"}
         try:
-            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+            timeout = aiohttp.ClientTimeout(total=QUERY_S)
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
                 session.post(self.url, data=form, headers=_JSON) as reply,

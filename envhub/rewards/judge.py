@@ -22,6 +22,7 @@ from slipstream.envhub.rewards.episode import Episode, Reading
 from slipstream.envhub.rewards.rubric import Rubric, read_rubric
 
 PLAIN = {"temperature": 0, "max_tokens": 512}
+MAX_KEPT = 10_000  # answers of one judge
 
 T = TypeVar("T")
 
@@ -36,7 +37,6 @@ class Judge:
     columns: Sequence[str]  # of the task, shown to the judge
     request: Mapping[str, Any]  # more fields of the request
     max_chars: int
-    cache_size: int
     _cache: OrderedDict[bytes, Any] = field(default_factory=OrderedDict)
     _asking: WeakValueDictionary[bytes, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
@@ -62,7 +62,7 @@ class Judge:
                 return known
             found = await self.client.ask(body, read=read)
             self._cache[digest] = found
-            if len(self._cache) > self.cache_size:
+            if len(self._cache) > MAX_KEPT:
                 self._cache.popitem(last=False)
         return found
 
@@ -91,7 +91,6 @@ def judge(
     columns: Sequence[str] = (),
     request: Mapping[str, Any] = PLAIN,
     max_chars: int = 100_000,
-    cache_size: int = 10_000,
     **client: Any,
 ) -> Judge:
     """Make a judge from the settings of the part `key`; `client` are those of ChatClient.
@@ -106,7 +105,7 @@ def judge(
     check_request(key, request, PLAIN)
     is_list = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
     require(is_list, f"{key}.columns", "a list of names", columns, "columns of the task that the judge may see")
-    check_whole(key, {"max_chars": (max_chars, 1000), "cache_size": (cache_size, 0)})
+    check_whole(key, {"max_chars": (max_chars, 1000)})
     return Judge(
         client=client_of(key, **client),
         rubric=read_rubric(f"{key}.rubric", rubric),
@@ -114,7 +113,6 @@ def judge(
         columns=tuple(columns),
         request=dict(request),
         max_chars=max_chars,
-        cache_size=cache_size,
     )
 
 

@@ -24,7 +24,7 @@ MAX_OPEN = 256  # rows that are judged at a time; `max_concurrent` of a judge li
 # What may change without asking again.
 LIMITS = {
     *("max_concurrent", "timeout_s", "deadline_s", "max_requests", "max_total_tokens", "max_cost"),
-    *("input_price", "output_price", "cache_size", "key_env", "key_file"),
+    *("input_price", "output_price", "key_env", "key_file"),
 }
 NOT_HERE = {"weight", "min", "max", "only_if", "success_from", "compare"}  # keys of a part of a reward
 

@@ -27,7 +27,7 @@ class Asked(HttpStandIn):
         self.queries: list[str] = []
         self.content, self.status = b'{"results": {"bindings": []}}', 200
         super().__init__(self._reply)
-        self.freebase = Freebase(url=f"{self.url}/sparql", timeout_s=60)
+        self.freebase = Freebase(url=f"{self.url}/sparql")
 
     def _reply(self, request: http_stand_in.Asked) -> Reply:
         form = urllib.parse.parse_qs(request.body.decode())

@@ -141,8 +141,11 @@ def test_a_request_that_is_refused_for_good_is_not_repeated(serve: Serve, status
     assert len(server.requests) == 1
 
 
-async def test_equal_requests_are_asked_once_even_at_the_same_time(server: ScriptedJudge) -> None:
-    judge = judge_at(server.url, cache_size=1)
+async def test_equal_requests_are_asked_once_even_at_the_same_time(
+    server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.envhub.rewards.judge.MAX_KEPT", 1)
+    judge = judge_at(server.url)
     marks = await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
     assert [mark.value for mark in marks] == [0.75] * 20 and len(server.requests) == 1
     await judge(episode_of(turn_of("other")))

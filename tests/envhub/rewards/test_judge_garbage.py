@@ -106,17 +106,16 @@ def server(answers: Answers) -> Iterator[ScriptedJudge]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("slipstream.envhub.rewards.judge.MAX_KEPT", 0)
 
 
 def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) -> Part:
-    """A judge that keeps nothing in its cache, and sends one request at a time."""
-    limits = {"rubric": RUBRIC, "cache_size": 0, "max_concurrent": 1}
-    by_url = {"url": server.url, "model": "m", **limits}
-    own = {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}, **limits}
-    settings: dict[str, Any] = {
-        "url": {"part": "judge", **by_url},
-        "own": {"part": "judge", **own},
-    }[kind]
+    """A judge that sends one request at a time."""
+    settings: dict[str, Any] = {"part": "judge", "rubric": RUBRIC, "max_concurrent": 1} | (
+        {"url": server.url, "model": "m"}
+        if kind == "url"
+        else {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}}
+    )
     (part,) = parts_of("env.rewards", {"good": settings | ({} if compare == "episode" else {"compare": compare})})
     policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
     judge_by(policy, {"shop": [part]})
