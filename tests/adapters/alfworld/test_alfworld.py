@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-from slipstream.envhub.catalogue import make_env
 from tests.adapters.held import USUAL
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case, rollout
@@ -126,8 +125,3 @@ def test_a_chore_reads_as_in_alfworld(case: Case) -> None:
     ]
     assert "move mug 1 to sinkbasin 1" in (env.admissible() or [])
     asyncio.run(env.close())
-
-
-def test_a_folder_of_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="contains no games; give a folder of games"):
-        make_env("textworld", {"train": str(tmp_path)})

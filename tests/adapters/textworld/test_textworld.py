@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import textworld
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import EnvError
 from tests.adapters.held import USUAL
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case, rollout
@@ -72,18 +70,6 @@ def test_a_command_that_makes_no_sense_is_not_done_and_case_and_space_are_free(c
     assert (refused.valid_action, refused.messages[0].content) == (False, "Nothing happens.")
     assert asyncio.run(env.step("  LOOK ")).valid_action
     asyncio.run(env.close())
-
-
-async def test_its_thread_ends_with_it(case: Case) -> None:
-    env, before = case.make(), set(threading.enumerate())
-    await env.reset(case.task("train", 0))
-    mine = set(threading.enumerate()) - before
-    await env.close()
-    for thread in mine:
-        await asyncio.to_thread(thread.join, 60)
-        assert not thread.is_alive()
-    with pytest.raises(EnvError, match="call reset first"):
-        await env.step("look")
 
 
 def test_what_is_missing_is_said_with_what_to_fetch(folder: Path, tmp_path: Path) -> None:

@@ -98,14 +98,6 @@ async def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> No
     assert (status, json.loads(text)) == (200, {"object": "list", "data": [card]})
 
 
-async def test_two_questions_at_a_time_are_each_answered() -> None:
-    async with asking() as side:
-        side.reply = lambda prompt: Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop")
-        posted = [side.post(ASKED | {"token_ids": [number]}) for number in (5, 6)]
-        told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
-    assert told == [[6, 2], [7, 2]]
-
-
 async def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() -> None:
     for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
         assert (await asked(lambda side, headers=headers: side.post(ASKED, headers)))[0] == 403  # type: ignore[misc]

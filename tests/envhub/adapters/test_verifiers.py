@@ -13,18 +13,15 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
-from slipstream.common.text.action_format import FORMATS
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.adapters.verifiers_env import VerifiersEnv
 from slipstream.envhub.catalogue import make_any_env, make_env
@@ -34,7 +31,6 @@ from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.check_input import check_input
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
-from tests.replay.records.attempts import leased, make_buffer, ticket
 from tests.waiting import until
 
 STUB = Path(__file__).parent / "verifiers_stub"
@@ -287,29 +283,6 @@ def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
     with pytest.raises(EpisodeFailed, match="1 of its 1 recorded prompts were not sent again"):
         play(part(first=20), record=resumed_record(attempt_on(), cut_in_turn(1, part()).partial()), allowance=brief)
-
-
-def test_groups_are_stored_and_failed_attempts_redone_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id, max_attempts=2)
-    for number, options in enumerate((part(), part(does="unscored"))):
-        buffer.learner.open([ticket(number)])
-        setup = EpisodeSetup(
-            run_id=run_id,
-            actor="actor-0",
-            envs={"shop": options},  # as the tickets of tests/replay/records/attempts.py say
-            engine=engine(),
-            tokenizer=TOKENIZER,
-            action_format=FORMATS["plain"],
-            allowance=replace(ALLOWANCE, step_timeout_s=DEADLINE_S),
-            provenance=attempt_on().provenance,
-            episodes=Episodes(),
-        )
-        asyncio.run(rollout_group(leased(buffer, "actor-0"), setup=setup, buffer=buffer.actor))
-        assert setup.episodes.kept_tokens == (0 if number else 2 * 3 * 2)
-    ledger = buffer.learner.ledger()
-    assert (ledger.inserted, ledger.ready, ledger.dropped) == (2, 1, {"env_failure": 1})
-    assert ledger.failed["env_failure"] >= 2
-    assert buffer.audit() == []
 
 
 def prompts(split: str, options: MixtureEntry) -> set[int]:

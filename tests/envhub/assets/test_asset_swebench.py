@@ -156,16 +156,6 @@ def test_what_a_command_leaves_is_there_for_the_next_and_so_is_what_git_keeps(op
     assert env.state_key() == first
 
 
-def test_the_same_commands_lead_to_the_same_state(options: dict[str, Any]) -> None:
-    keys = set()
-    for _ in range(2):
-        env = started(options)
-        for action in ("bash echo 2 >> run.sh; git add run.sh; echo 3 > new", "bash git commit -q -am mine; git log"):
-            asyncio.run(env.step(action))
-        keys.add(env.state_key())
-    assert len(keys) == 1
-
-
 def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> None:
     make = "bash printf 'a\\r\\nb\\fb\\nc' > odd; seq 500 > long; chmod 755 long; ln -s run.sh link"
     actions = [

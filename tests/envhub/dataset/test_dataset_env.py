@@ -137,14 +137,6 @@ def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected:
     assert [last_number(text) for text in ("", "no", "1/0", "-", "..")] == [None] * 5
 
 
-def test_a_file_and_a_check_are_enough(sums: str) -> None:
-    opening, right = answered({"train": sums, "check": "number"}, "It is 4.")
-    assert [message.content for message in opening.messages] == ["What is 2 + 2?"]
-    assert (right.rewards, right.score, right.success, right.terminated) == ({"right": 1.0}, 1.0, True, True)
-    _, wrong = answered({"train": sums, "check": "number"}, "It is 5.")
-    assert (wrong.rewards, wrong.score, wrong.success) == ({"right": 0.0}, 0.0, False)
-
-
 def test_one_prompt_in_eight_is_held_out_and_no_prompt_is_in_both(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {number % 100}", "answer": "yes"} for number in range(200)]  # each twice
     env = make_env("dataset", {"train": as_jsonl(tmp_path / "rows.jsonl", rows)})

@@ -151,11 +151,6 @@ def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(tri
     assert json.loads(said(result)[0][1]) == ["weather_of", {"on_day": " two spaces ", "town": {"old_name": 1}}]
 
 
-def test_the_expert_repeats_what_was_recorded(trip: dict[str, Any]) -> None:
-    bern, kiel = (text_of("weather", town=town, day=1) for town in ("Bern", "Kiel"))
-    assert played(trip)[0] == [bern, "Yes.", kiel, "It is 12 degrees."]
-
-
 def test_a_function_of_the_user_s_answers_calls(trip: dict[str, Any], own: Own) -> None:
     async def tools(name: str, arguments: dict[str, Any], row: dict[str, Any]) -> str:
         return f"{name} of {arguments['town']} for {row['answer']}"
