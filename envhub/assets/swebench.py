@@ -30,6 +30,7 @@ from slipstream.envhub.world import Change, WorldEnv
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
 MAX_FILE_BYTES = 2 << 20  # the largest file that an edit may make
 NUM_SHOWN_LINES = 400
+COMMAND_S = 60.0
 FETCH = (
     "get princeton-nlp/SWE-bench_Lite (or another of its form) from huggingface.co, and give the path of its .parquet, "
     ".jsonl or .json"
@@ -66,8 +67,6 @@ class SwebenchWorld:
 
     playable: Playable
     checkouts: Path
-    command_timeout_s: float
-    test_timeout_s: float
     first: SwebenchState = field(default_factory=SwebenchState)
 
     @property
@@ -86,9 +85,7 @@ class SwebenchWorld:
         command = found["command"] if found["block"] is None else found["block"]
         match (found["verb"] or "").lower():
             case "submit":
-                resolved = await is_resolved(
-                    state.layer, playable=self.playable, checkout=checkout, timeout_s=self.test_timeout_s
-                )
+                resolved = await is_resolved(state.layer, playable=self.playable, checkout=checkout)
                 return Change(state=state, text="handed in", over=True, score=float(resolved))
             case "diff":
                 return Change(state=state, text=(await self._run(diff_command(checkout), state, checkout)).text)
@@ -123,27 +120,20 @@ class SwebenchWorld:
 
     async def _run(self, command: str, state: SwebenchState, checkout: Checkout) -> Change[SwebenchState]:
         finished = await run_in_testbed(
-            command, state.layer, playable=self.playable, checkout=checkout, timeout_s=self.command_timeout_s
+            command, state.layer, playable=self.playable, checkout=checkout, timeout_s=COMMAND_S
         )
         left = state if finished.tree is None else SwebenchState(layer=finished.tree)
         return Change(state=left, text=shown(finished))
 
 
 def make_swebench_env(
-    *,
-    train: str = "",
-    held_out: str = "",
-    clones: str = "",
-    environments: str = "",
-    checkouts: str = "",
-    command_timeout_s: float = 60.0,
-    test_timeout_s: float = 1800.0,
+    *, train: str = "", held_out: str = "", clones: str = "", environments: str = "", checkouts: str = ""
 ) -> Env:
     """Make an environment of SWE-bench's instances. Raises ValueError if files, git or the sandbox are missing.
 
     `train` and `held_out` are paths of SWE-bench's files, `clones` is the folder of git clones named OWNER__NAME, and
     `environments` that of Python environments. `checkouts` is a writable folder, in which each instance's repository is
-    checked out once. `command_timeout_s` is the timeout of a command, `test_timeout_s` that of a run of the tests.
+    checked out once.
     """
     require_sandbox()
     require_git()
@@ -155,16 +145,10 @@ def make_swebench_env(
     own = asset_path("clones", clones, fetch=FETCH_CLONES)
     pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
     items = {split: read_playable(path, own, pythons) for split, path in files.items()}
-    command_s, test_s = float(command_timeout_s), float(test_timeout_s)
     return WorldEnv(
         f"swebench {train} {held_out}",
         state=SwebenchState,
-        make_world=lambda task: SwebenchWorld(
-            playable=item_of(task, items),
-            checkouts=Path(checkouts),
-            command_timeout_s=command_s,
-            test_timeout_s=test_s,
-        ),
+        make_world=lambda task: SwebenchWorld(playable=item_of(task, items), checkouts=Path(checkouts)),
         rules=RULES,
     )
 

@@ -34,6 +34,7 @@ LOADED_UNASKED = name_list(
     """  # the last two are Django's
 )
 MAX_LOG_BYTES = 1500
+TESTS_S = 1800.0  # of a run of the tests, SWE-bench's own
 MAX_CONTROLLED = 50  # tests that are run again to fail: all that were broken, and a sample of the others
 JUDGE = Path(__file__).with_name("swebench_tests.py").read_text()
 # Without "" in sys.path, modules in the repository's root do not hide the standard library's.
@@ -62,14 +63,14 @@ class _Outcome:
 _WORKING: set[Playable] = set()  # the instances whose real repair passes their tests here; checked once in a process
 
 
-async def is_resolved(layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float) -> bool:
+async def is_resolved(layer: Tree, *, playable: Playable, checkout: Checkout) -> bool:
     """Whether all of FAIL_TO_PASS and PASS_TO_PASS pass with `layer`.
 
     Raises EnvError if they do not pass with the real repair either: then the tests do not work here.
     """
-    outcome = await _run_tests(layer, playable=playable, checkout=checkout, timeout_s=timeout_s)
+    outcome = await _run_tests(layer, playable=playable, checkout=checkout)
     if outcome.failing and playable not in _WORKING:
-        best = await _run_tests(checkout.repaired, playable=playable, checkout=checkout, timeout_s=timeout_s)
+        best = await _run_tests(checkout.repaired, playable=playable, checkout=checkout)
         if best.failing:
             raise EnvError(
                 f"{playable.instance.instance_id}: with its own patch {len(best.failing)} of its "
@@ -92,7 +93,7 @@ def judged(layer: Tree, tests: Tree, *, repaired: Tree) -> Tree:
     return kept | tests
 
 
-async def _run_tests(layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float) -> _Outcome:
+async def _run_tests(layer: Tree, *, playable: Playable, checkout: Checkout) -> _Outcome:
     """Run the instance's tests with `layer`. All of them fail if the report is not valid."""
     wanted = playable.instance.tests
     sign, path = secrets.token_hex(16), f".{secrets.token_hex(8)}"
@@ -107,7 +108,7 @@ async def _run_tests(layer: Tree, *, playable: Playable, checkout: Checkout, tim
     added = {path: file(msgspec.json.encode(order).decode())}
     tree = judged(layer, checkout.tests | added, repaired=checkout.repaired)
     command = f"/usr/bin/python3 -I -S -c {shlex.quote(JUDGE)} {path}\necho; tail -c {MAX_LOG_BYTES} /tmp/tests.log"
-    finished = await run_in_testbed(command, tree, playable=playable, checkout=checkout, timeout_s=timeout_s)
+    finished = await run_in_testbed(command, tree, playable=playable, checkout=checkout, timeout_s=TESTS_S)
     reported, _, log = finished.output.partition("\n")
     passed = _passed(reported, sign=sign)
     return _Outcome(failing=tuple(name for name in wanted if name not in passed), log=log.strip())

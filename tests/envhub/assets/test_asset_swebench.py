@@ -197,8 +197,11 @@ def test_files_outside_the_repository_are_neither_shown_nor_edited(options: dict
     assert not any(o.valid_action for o in binary)
 
 
-def test_a_command_that_takes_too_long_is_ended_and_what_it_did_is_kept(options: dict[str, Any]) -> None:
-    late, left = played({**options, "command_timeout_s": 1}, ["bash echo 1 > new; sleep 60", "bash cat new"])[1:]
+def test_a_command_that_takes_too_long_is_ended_and_what_it_did_is_kept(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.envhub.assets.swebench.COMMAND_S", 1.0)
+    late, left = played(options, ["bash echo 1 > new; sleep 60", "bash cat new"])[1:]
     assert "[killed: more than 1 s" in said(late)
     assert said(left) == "1"
 
