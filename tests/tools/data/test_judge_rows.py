@@ -93,8 +93,6 @@ def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudg
     assert len(server.requests) == 6
 
 
-
-
 def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     written(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6"), talk("c", "7", truth=None)])
     assert run(columns=["truth"]) == ""
