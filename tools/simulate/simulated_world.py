@@ -3,7 +3,7 @@
     admission -> queue -> lease -> episodes -> ready -> claim -> optimizer step -> publish -> refresh
 
 The rules are those of `slipstream.learner.supply.supply` and `slipstream.actors.host.act`. Episodes, step times and the
-engine's speed are a calibration's. Redis takes no time here: `Outcome.requests_per_s` is what it would have to answer.
+engine's speed are a calibration's.
 """
 
 import math
