@@ -33,7 +33,7 @@ from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.credit.measure import Measured, all_share_prefixes, measure
-from slipstream.learner.credit.reference import reference_at, reference_step
+from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer
 from slipstream.learner.credit.teacher import PROBE, Teacher, find_teacher
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
@@ -137,7 +137,9 @@ def begin(learner: Learner) -> None:
     """
     if learner.progress.step == 0 and learner.critic is not None:
         begin_at(learner.critic, learner.model)
-    _take_reference(learner)
+    learner.reference = reference_at(
+        learner.model, learner.config.objective, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
+    )
     if url := learner.config.objective.teacher_url:
         probe = encoder(load_tokenizer(learner.model.folder))(PROBE)
         learner.teacher = find_teacher(url, probe=probe, max_tokens=learner.config.model.max_tokens)
@@ -191,10 +193,6 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         next_group_id=batch.next_group_id,
         tokens_trained=before.tokens_trained + sum(trajectory.num_own_tokens for trajectory in trajectories),
     )
-    every = config.objective.reference_every
-    if every and reference_step(before.step + 1, every=every) == before.step + 1:
-        _take_reference(learner)
-        clock.lap("reference")
     return metrics
 
 
@@ -215,13 +213,6 @@ def _step_settings(learner: Learner) -> StepSettings:
         max_lag=config.replay.max_lag,
         max_grad_norm=config.optim.max_grad_norm,
         critic_only=learner.progress.step < config.objective.critic_warmup_steps,
-    )
-
-
-def _take_reference(learner: Learner) -> None:
-    learner.reference = None  # free its memory before the next one is loaded
-    learner.reference = reference_at(
-        learner.model, learner.config.objective, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
     )
 
 

@@ -57,7 +57,6 @@ class ObjectiveConfig:
     kl_coefficient: NonNegative = 0.0  # weight of the divergence from the reference policy; 0 is off
     kl_place: Literal["loss", "reward"] = "loss"  # where the divergence counts; reward: of every sampled token
     reference_model: str = ""  # another model as the reference, a teacher: a folder, or the URL of a vLLM server
-    reference_every: Whole = 0  # steps after which the learner's policy becomes the reference; 0 keeps the first one
     reward_model: str = ""  # a folder of `slipstream fit reward`; its score is added to the last turn of an episode
     reward_model_weight: Finite = 1.0  # factor of that score
     entropy_bonus: NonNegative = 0.0  # weight of the entropy, which is subtracted from the loss; 0 is off

@@ -37,7 +37,7 @@ class RunDir:
         self.redis = path / "redis"
         self.model = path / "model"  # the tiny model, if the run made one
         self.demonstrations = path / "demonstrations.bin"  # expert episodes for the warm start
-        self.reference = path / "reference"  # the reference policies, each in a folder named after its step
+        self.reference = path / "reference"  # the policy that RL began with, in a folder named after its step
         self.trained_model = path / "trained_model"  # the last weights, as a Hugging Face folder
         self.trained_adapters = path / "trained_adapters"  # the last adapters in peft's format, if some were trained
         self.trained_critic = path / "trained_critic"  # the critic of `slipstream export --critic`, as a reward model

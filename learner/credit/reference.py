@@ -1,10 +1,8 @@
-"""The reference policy of the objective's KL divergence: frozen, replaced every so many steps, or another model.
+"""The reference policy of the objective's KL divergence: the policy before the first step, or another model.
 
-A copy of the policy is written to disk when it is taken, in a folder named after the step, so that a resumed run uses
-the same one.
+A copy of the policy is written to disk when it is taken, so that a resumed run uses the same one.
 """
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -15,7 +13,6 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path, whole_folder
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.text.tokenizer import load_tokenizer
-from slipstream.learner.checkpoint.checkpoint import finished_checkpoints, step_of
 from slipstream.learner.checkpoint.sealed_file import file_xxh3, read_sealed, write_sealed
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import PackedModel, load_model
@@ -33,11 +30,10 @@ def reference_at(
 ) -> PackedModel | None:
     """The reference of a run at `step`; None if its objective has no KL divergence.
 
-    Before the first step, and whenever `objective.reference_every` divides the step (GRPO's outer loop,
-    https://arxiv.org/abs/2402.03300), it is a copy of `model`, which is written to disk. At other steps it is read from
-    there. It costs the memory of the weights once more, and a forward pass per step. Every rank calls it, on one file
-    system. With `objective.reference_model` it is the model in that folder. Raises ConfigError if the run never wrote
-    the reference it needs, if its files are damaged, or if the other model does not fit the policy.
+    Before the first step it is a copy of `model`, which is written to disk; later it is read from there. It costs the
+    memory of the weights once more, and a forward pass per step. Every rank calls it, on one file system. With
+    `objective.reference_model` it is the model in that folder. Raises ConfigError if the run never wrote a reference,
+    if its files are damaged, or if the other model does not fit the policy.
     """
     if not objective.kl_coefficient:
         return None
@@ -47,29 +43,17 @@ def reference_at(
         check_same_tokenizer("objective.reference_model", Path(objective.reference_model), model.folder)
         teacher = load_model(Path(objective.reference_model), ranks=ranks, settings=model.settings.frozen())
         return teacher.requires_grad_(False)
-    taken_at = reference_step(step, every=objective.reference_every)
-    folder = run_dir.reference / f"step_{taken_at:06d}"
-    if taken_at == step:
+    folder = run_dir.reference / "step_000000"
+    if step == 0:
         _write(model, folder, ranks=ranks)
     elif not folder.is_dir():
         raise ConfigError(
-            f"`objective.kl_coefficient` must be 0, got {objective.kl_coefficient} with objective.reference_every "
-            f"{objective.reference_every}: this run wrote no reference at step {taken_at}; start a new run"
+            f"`objective.kl_coefficient` must be 0, got {objective.kl_coefficient}: this run wrote no reference at "
+            "step 0; start a new run"
         )
     _check_whole(folder)
-    if ranks.rank == 0:
-        _remove_older(run_dir, every=objective.reference_every)
     reference = load_model(folder, ranks=ranks, settings=model.settings.frozen())
     return reference.requires_grad_(False)
-
-
-def reference_step(step: int, *, every: int) -> int:
-    """The step after which the reference of a run at `step` was taken.
-
-    >>> [reference_step(step, every=10) for step in (0, 9, 10, 25)], reference_step(25, every=0)
-    ([0, 0, 10, 20], 0)
-    """
-    return step - step % every if every else 0
 
 
 def check_same_tokenizer(key: str, folder: Path, ours: Path) -> None:
@@ -109,12 +93,3 @@ def _check_whole(folder: Path) -> None:
             f"the reference in {folder} is damaged: {', '.join(damaged)} does not match its hash; restore it from a "
             "copy"
         )
-
-
-def _remove_older(run_dir: RunDir, *, every: int) -> None:
-    """Remove references that no finished checkpoint needs. One that is still being written is of a later step."""
-    steps = [step_of(path) for path in finished_checkpoints(run_dir.checkpoints)]
-    oldest = min((reference_step(step, every=every) for step in steps), default=0)
-    for path in run_dir.reference.glob("step_*"):
-        if path.name.removeprefix("step_").isdecimal() and step_of(path) < oldest:  # others are no references of ours
-            shutil.rmtree(path)

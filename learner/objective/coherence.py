@@ -152,9 +152,8 @@ def _check_vtrace(objective: ObjectiveConfig, max_lag: int) -> None:
 
 def _check_kl(objective: ObjectiveConfig) -> None:
     in_reward = objective.kl_place == "reward"
-    acts_alone = [name for name in ("reference_every", "reference_model") if getattr(objective, name)]
-    if objective.kl_coefficient == 0 and (in_reward or acts_alone):
-        name = "kl_place" if in_reward else acts_alone[0]
+    if objective.kl_coefficient == 0 and (in_reward or objective.reference_model):
+        name = "kl_place" if in_reward else "reference_model"
         refuse(
             name,
             getattr(objective, name),
@@ -164,13 +163,6 @@ def _check_kl(objective: ObjectiveConfig) -> None:
 
 
 def _check_teacher(objective: ObjectiveConfig) -> None:
-    if objective.reference_model and objective.reference_every:
-        refuse(
-            "reference_every",
-            objective.reference_every,
-            "the learner's policy would replace objective.reference_model",
-            "leave one of them out",
-        )
     if objective.compares != "teacher":
         return
     if not objective.reference_model or objective.kl_place != "reward" or not objective.kl_coefficient:

@@ -27,7 +27,7 @@ WARM_UP_STEPS = 5  # the first steps are not typical: engines and caches are col
 FEWEST_STEPS = 10
 TOLD_APART = 0.1  # what varies by less than this share of its mean shows no slope
 AT_ONCE = 0.05  # of a step: a shorter wait is the claim of a batch that was ready
-OF_BATCH = ("measure", "pack", "reference", "forward", "backward")  # parts of a step that grow with it
+OF_BATCH = ("measure", "pack", "forward", "backward")  # parts of a step that grow with it
 NEEDED = ("perf/step_s", "time/wait_s", "time/forward_s", "produced/episodes", "fleet/num_actors")  # of each step
 
 Record = Mapping[str, float]

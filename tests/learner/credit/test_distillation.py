@@ -120,7 +120,6 @@ def test_every_key_of_distillation_acts_and_no_token_weighs_without_a_bound() ->
     [
         (["objective.advantage=distillation"], "set objective.reference_model to the teacher's folder"),
         ([*FROM_A, "objective.kl_place=loss"], "kl_place=reward"),
-        ([*FROM_A, "objective.reference_every=2"], "would replace"),
         ([*FROM_A, "objective.reward_model=b"], "learns from no reward"),
         ([*FROM_A, "objective.allocation=per_turn"], "no effect"),
         ([*FROM_A, "objective.gamma=0.9"], "no effect"),

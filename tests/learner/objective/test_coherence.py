@@ -78,7 +78,6 @@ BEFORE_IT = "it has no effect: objective.mask_{}=5 stops every token before it"
         ("advantage=vtrace critic=own", "would apply it a second time", "choose surrogate policy_gradient"),
         ("surrogate=policy_gradient", "nothing would correct a stale token", "choose advantage vtrace"),
         ("kl_place=reward", "no effect with objective.kl_coefficient 0", "set kl_coefficient above 0"),
-        ("reference_every=10", "no effect with objective.kl_coefficient 0", "leave it out"),
     ],
 )
 def test_an_incoherent_objective_is_refused_with_reason_and_cure(overrides: str, reason: str, cure: str) -> None:

@@ -43,7 +43,6 @@ OF_WEIGHING += ["kl_coefficient", "kl_place", "normalisation", "normalisation_to
 ELSEWHERE = {
     "critic": "test_critic",
     "critic_warmup_steps": "test_critic",
-    "reference_every": "test_reference",
     "reference_model": "test_distillation",
     "reward_model": "test_score",
     "reward_model_weight": "test_score",
