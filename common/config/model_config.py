@@ -15,23 +15,14 @@ from slipstream.common.process.imported import is_own
 class LoraConfig:
     rank: Whole = 0  # of the adapters; then only adapters are trained; 0: off, every weight is trained
     alpha: Count = 32  # an adapter is scaled by alpha / rank
-    target_modules: list[str] = field(default_factory=list)  # suffixes of layer names; empty: all linear but the head
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.lora.")
         require(
-            all(self.target_modules),
-            "model.lora.target_modules",
-            "names like q_proj",
-            self.target_modules,
-            "leave it empty for every linear layer but the head",
-        )
-        given = [name for name, default in (("alpha", 32), ("target_modules", [])) if getattr(self, name) != default]
-        require(
-            self.rank > 0 or not given,
-            f"model.lora.{' and model.lora.'.join(given)}",
+            self.rank > 0 or self.alpha == 32,
+            "model.lora.alpha",
             "left out with model.lora.rank 0",
-            [getattr(self, name) for name in given],
+            self.alpha,
             "without adapters every weight is trained; 16 is a usual rank",
         )
 

@@ -42,17 +42,16 @@ class Adapter:
 
 
 def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
-    """Freeze every weight of `causal_lm`, and add an adapter to each target module of `config`.
+    """Freeze every weight of `causal_lm`, and add an adapter to each layer that can have one.
 
-    A is random, but the random state is restored afterwards. Raises ConfigError for target modules that the model does
-    not have, or that cannot have an adapter.
+    A is random, but the random state is restored afterwards.
     """
     # No dropout: the log-probabilities would differ from those of the actors.
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=0.0,
-        target_modules=_targets(causal_lm, config),
+        target_modules=_targets(causal_lm),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in causal_lm.modules()),
         task_type="CAUSAL_LM",
         base_model_name_or_path=causal_lm.config.name_or_path,
@@ -62,7 +61,7 @@ def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
 
 
 @torch.no_grad()
-def check_merged(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
+def check_merged(causal_lm: PreTrainedModel) -> None:
     """Raise ConfigError unless one adapted layer of each name and shape computes the same with merged weights."""
     generator, adapters = torch.Generator().manual_seed(0), adapters_of(causal_lm)
     kinds = {(name.rpartition(".")[2], module.base_layer.weight.shape): name for name, module in _adapted(causal_lm)}
@@ -75,7 +74,10 @@ def check_merged(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
         expected = torch.func.functional_call(module.base_layer, {"weight": merged}, (inputs,))
         difference = float((found - expected).abs().max() / expected.abs().max())
         if not difference <= 1e-3:
-            raise _bad_targets(config, f"{name} differs from its merged weights by {difference:.3g}")
+            raise ConfigError(
+                f"`model.lora.rank` must be 0 for this model: {name} differs from its merged weights by "
+                f"{difference:.3g}"
+            )
 
 
 def adapters_of(causal_lm: PreTrainedModel) -> dict[str, Adapter]:
@@ -99,8 +101,8 @@ def adapter_settings(causal_lm: PreTrainedModel) -> peft.LoraConfig:
     return causal_lm.peft_config[_NAME]
 
 
-def _targets(causal_lm: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """The names of the layers that get an adapter: those whose names end so, or all that can have one.
+def _targets(causal_lm: PreTrainedModel) -> list[str]:
+    """The names of the layers that get an adapter.
 
     Not the head, nor layers with a name of an expert's part or of a router, which peft would look for among the
     experts; none that text does not pass, or whose weight the kernel of Mamba takes itself, without the adapter.
@@ -109,34 +111,16 @@ def _targets(causal_lm: PreTrainedModel, config: LoraConfig) -> list[str]:
     modules = dict(causal_lm.named_modules())
     mamba = {f"{name}.out_proj" for name, module in modules.items() if {"A_log", "D"} <= module._parameters.keys()}
     experts = {end for name in stored_in_parts(causal_lm) for end in (name.split(".")[-2], "gate")}
-    can = [
+    return [
         name
         for name, module in modules.items()
         if type(module) in (nn.Linear, Conv1D) and module is not head and name not in mamba
         if (weight := f"{name}.weight") not in unused and stored.get(weight) is not None
         if name.rpartition(".")[2] not in experts
     ]
-    chosen = list[str]() if config.target_modules else can
-    for target in config.target_modules:
-        named = [name for name in modules if f".{name}".endswith(f".{target}") and f"{name}.weight" not in unused]
-        wrong = next(
-            (f"{name} ({type(modules[name]).__name__}) cannot have one" for name in named if name not in can), ""
-        )
-        if wrong or not named:
-            ends = ", ".join(sorted({name.rpartition(".")[2] for name in can}))
-            reason = wrong or f"no layer has the name {target}"
-            raise _bad_targets(config, f"{reason}; the layers that can have an adapter: {ends or 'none'}")
-        chosen += named
-    return chosen
 
 
 def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.LoraLayer]]:
     return [
         (name, module) for name, module in causal_lm.named_modules() if isinstance(module, peft.tuners.lora.LoraLayer)
     ]
-
-
-def _bad_targets(config: LoraConfig, reason: str) -> ConfigError:
-    return ConfigError(
-        f"`model.lora.target_modules` {config.target_modules}: {reason}; leave it empty to adapt all that can have one"
-    )

@@ -337,7 +337,7 @@ def _read(folder: Path, settings: ModelSettings) -> tuple[dict[str, Tensor], str
     refused = check_packing(PackedModel(causal_lm, folder=folder, settings=settings).eval())
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
-        check_merged(causal_lm, settings.lora)
+        check_merged(causal_lm)
     return tensors_of(causal_lm), refused
 
 

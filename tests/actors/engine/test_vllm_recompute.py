@@ -74,7 +74,7 @@ def test_a_delta_is_staged_beside_the_weights_that_serve_and_commits_to_what_was
 def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabilities(
     recomputing: VllmEngine, policies: Policies, server: ChunkServer, ranks: Ranks
 ) -> None:
-    lora = LoraConfig(rank=4, alpha=12, target_modules=["q_proj", "down_proj"])
+    lora = LoraConfig(rank=4, alpha=12)
     model = load_model(policies.folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=lora))
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():

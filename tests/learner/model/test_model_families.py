@@ -446,16 +446,6 @@ def test_merged_adapters_give_the_learners_logprobs_in_transformers(name: str, t
     assert (found - before).abs().max() > 0.1
 
 
-def test_experts_and_fused_parameters_can_have_no_adapter(tmp_path: Path, ranks: Ranks) -> None:
-    folder = save(EXACT["qwen2_moe"], tmp_path)
-    for target in ("experts", "experts.gate_up_proj", "gate", "shared_expert.up_proj"):
-        settings = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=2, target_modules=[target]))
-        with pytest.raises(
-            ConfigError, match=r"(cannot have one|no layer has the name .*); .*: k_proj, o_proj, q_proj"
-        ):
-            load_model(folder, ranks=ranks, settings=settings)
-
-
 def load_adapted(folder: Path, ranks: Ranks) -> PackedModel:
     settings = dataclasses.replace(FLOAT32, max_tokens=CONTEXT, lora=LoraConfig(rank=2))
     return load_model(folder, ranks=ranks, settings=settings)
