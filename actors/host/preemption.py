@@ -1,6 +1,6 @@
 """Asks the cloud's metadata service whether this host will be taken away.
 
-    aws    interruption, two minutes ahead; a rebalance recommendation is only a hint, and is only logged
+    aws    interruption, two minutes ahead
            https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     gcp    preemption, 30 s ahead, and maintenance that ends the host, 60 s ahead or, with GPUs, an hour
            https://cloud.google.com/compute/docs/instances/create-use-spot
@@ -18,7 +18,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -44,14 +43,6 @@ class MetadataError(RuntimeError):
     """The metadata service did not answer, or its answer is malformed; it is asked again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Notice:
-    """An announcement of the cloud about this host."""
-
-    text: str  # for people
-    is_final: bool  # the host will be taken away; otherwise it may be
-
-
 class _Denied(MetadataError):
     """Status 401: the token is missing or has expired."""
 
@@ -63,17 +54,16 @@ class Aws:
         self._url = (url or "http://169.254.169.254") + "/latest"
         self._token = ""
 
-    def look(self) -> Notice | None:
-        """The current notice. Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError."""
+    def look(self) -> str:
+        """The current notice, for people; "" if there is none.
+
+        Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError.
+        """
         action = self._ask("/meta-data/spot/instance-action")
-        if action is not None:
-            announced = _decoded(action, _InstanceAction)
-            return Notice(text=f"AWS will {announced.action} this host at {announced.time}", is_final=True)
-        recommendation = self._ask("/meta-data/events/recommendations/rebalance")
-        if recommendation is not None:
-            at = _decoded(recommendation, _Rebalance).noticeTime
-            return Notice(text=f"AWS announced at {at} that it may soon interrupt this host", is_final=False)
-        return None
+        if action is None:
+            return ""
+        announced = _decoded(action, _InstanceAction)
+        return f"AWS will {announced.action} this host at {announced.time}"
 
     def _ask(self, path: str) -> bytes | None:
         if not self._token:
@@ -101,19 +91,16 @@ class Gcp:
     def __init__(self, url: str) -> None:
         self._url = (url or "http://metadata.google.internal") + "/computeMetadata/v1/instance/"
 
-    def look(self) -> Notice | None:
+    def look(self) -> str:
         # Always asked first: GCP warns only hosts that have asked for it recently.
         if self._ask("maintenance-event") == b"TERMINATE_ON_HOST_MAINTENANCE":
-            return Notice(text="GCP will end this host for maintenance", is_final=True)
+            return "GCP will end this host for maintenance"
         if self._ask(f"preempted?wait_for_change=true&timeout_sec={WAIT_S}", wait_s=WAIT_S) == b"TRUE":
-            return Notice(text="GCP preempts this host", is_final=True)
-        return None
+            return "GCP preempts this host"
+        return ""
 
     def _ask(self, path: str, *, wait_s: float = 0.0) -> bytes:
-        answer = _asked(self._url + path, headers={"Metadata-Flavor": "Google"}, wait_s=wait_s)
-        if answer is None:
-            raise MetadataError(f"{self._url}{path} does not exist")
-        return answer.strip()
+        return _existing(self._url + path, headers={"Metadata-Flavor": "Google"}, wait_s=wait_s).strip()
 
 
 class Azure:
@@ -123,7 +110,7 @@ class Azure:
         self._url = (url or "http://169.254.169.254") + "/metadata"
         self._name = ""
 
-    def look(self) -> Notice | None:
+    def look(self) -> str:
         if not self._name:
             name = self._ask("/instance/compute/name?api-version=2021-02-01&format=text")
             self._name = name.decode(errors="replace").strip()
@@ -131,14 +118,11 @@ class Azure:
         for event in document.Events:
             if event.EventType in ("Preempt", "Terminate") and self._name in event.Resources:
                 when = event.NotBefore or "now"
-                return Notice(text=f"Azure: {event.EventType} of this host, not before {when}", is_final=True)
-        return None
+                return f"Azure: {event.EventType} of this host, not before {when}"
+        return ""
 
     def _ask(self, path: str) -> bytes:
-        answer = _asked(self._url + path, headers={"Metadata": "true"})
-        if answer is None:
-            raise MetadataError(f"{self._url}{path} does not exist")
-        return answer
+        return _existing(self._url + path, headers={"Metadata": "true"})
 
 
 CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
@@ -148,7 +132,7 @@ def watch_notices(service: str, shutdown: Shutdown) -> None:
     """Start a thread that sets `shutdown` when the cloud announces that this host will be taken away.
 
     `service` is the name of the cloud, or CLOUD@URL with the address of its metadata service. The thread asks until
-    `shutdown` is set. A notice is logged once, a failure of the service every FAILURE_EVERY_S at most.
+    `shutdown` is set. A failure of the service is logged every FAILURE_EVERY_S at most.
     """
     cloud, _, url = service.partition("@")
     metadata = CLOUDS[cloud](url.rstrip("/"))
@@ -156,30 +140,22 @@ def watch_notices(service: str, shutdown: Shutdown) -> None:
 
 
 def _watch(metadata: Aws | Gcp | Azure, shutdown: Shutdown) -> None:
-    logged, failed_at = "", -math.inf
+    failed_at = -math.inf
     while not shutdown.requested.is_set():
-        notice = None
         try:
-            notice = metadata.look()
+            if notice := metadata.look():
+                log.warning("%s", notice)
+                shutdown.notice()
         except MetadataError as error:
             if time.monotonic() - failed_at >= FAILURE_EVERY_S:
                 log.warning("notices of the cloud do not arrive: %s", error)
                 failed_at = time.monotonic()
-        if notice is not None and notice.text != logged:
-            log.warning("%s", notice.text)
-            logged = notice.text
-        if notice is not None and notice.is_final:
-            shutdown.notice()
         shutdown.requested.wait(POLL_S)
 
 
 class _InstanceAction(msgspec.Struct, frozen=True, kw_only=True):
     action: str  # terminate, stop or hibernate
     time: str
-
-
-class _Rebalance(msgspec.Struct, frozen=True, kw_only=True):
-    noticeTime: str
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +173,13 @@ def _decoded(answer: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(answer, type=kind)
     except MALFORMED as error:
         raise MetadataError(f"malformed answer {answer[:200]!r} of the metadata service: {error}") from error
+
+
+def _existing(url: str, *, headers: Mapping[str, str], wait_s: float = 0.0) -> bytes:
+    answer = _asked(url, headers=headers, wait_s=wait_s)
+    if answer is None:
+        raise MetadataError(f"{url} does not exist")
+    return answer
 
 
 def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s: float = 0.0) -> bytes | None:

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream.actors.host import preemption
-from slipstream.actors.host.preemption import Aws, Azure, Gcp, MetadataError, Notice, watch_notices
+from slipstream.actors.host.preemption import Aws, Azure, Gcp, MetadataError, watch_notices
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from tests.actors.host.metadata_service import MetadataService
 from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 ACTION = "/latest/meta-data/spot/instance-action"
-REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 INSTANCE = "/computeMetadata/v1/instance/"
 PREEMPTED = INSTANCE + "preempted?wait_for_change=true&timeout_sec=5"
 MAINTENANCE = INSTANCE + "maintenance-event"
@@ -37,17 +36,17 @@ def scheduled(*events: str) -> tuple[int, str]:
 def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
     service.wants_tokens()
     aws = Aws(service.url)
-    assert aws.look() is aws.look() is None
+    assert aws.look() == aws.look() == ""
     method, path, headers = service.asked[0]
     assert (method, path, headers["x-aws-ec2-metadata-token-ttl-seconds"]) == ("PUT", "/latest/api/token", "21600")
-    assert service.paths()[1:] == [ACTION, REBALANCE] * 2  # one token is enough
+    assert service.paths()[1:] == [ACTION] * 2  # one token is enough
     assert service.tokens is not None
     assert {headers["x-aws-ec2-metadata-token"] for _, _, headers in service.asked[1:]} == {service.tokens[0]}
 
 
 def interruption(action: str) -> dict[str, tuple[int, str]]:
     answer = f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
-    return {ACTION: (200, answer), REBALANCE: (500, "too late for hints")}
+    return {ACTION: (200, answer)}
 
 
 def event(kind: str) -> dict[str, tuple[int, str]]:
@@ -72,14 +71,7 @@ def test_a_cloud_gives_notice_of_what_takes_this_host_away(
     if cloud is Aws:
         service.wants_tokens()
     service.answers = answers
-    assert cloud(service.url).look() == Notice(text=words, is_final=True)
-
-
-def test_a_rebalance_recommendation_is_a_hint_and_no_notice(service: MetadataService) -> None:
-    service.wants_tokens()
-    service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
-    notice = Aws(service.url).look()
-    assert notice is not None and not notice.is_final and "2020-10-27T08:22:00Z" in notice.text
+    assert cloud(service.url).look() == words
 
 
 def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> None:
@@ -90,7 +82,7 @@ def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> N
     service.tokens.clear()
     service.answers |= interruption("terminate")
     service.asked.clear()
-    assert aws.look() is not None
+    assert aws.look()
     assert service.paths() == [ACTION, "/latest/api/token", ACTION]
 
 
@@ -104,7 +96,7 @@ def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataS
         aws.look()
     service.wants_tokens()
     service.answers |= interruption("terminate")
-    assert aws.look() is not None
+    assert aws.look()
 
 
 @pytest.mark.parametrize("maintenance", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE"])
@@ -112,7 +104,7 @@ def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_a_host_stays(
     service: MetadataService, maintenance: str
 ) -> None:
     service.answers = {MAINTENANCE: (200, maintenance), PREEMPTED: (200, "FALSE\n")}
-    assert Gcp(service.url).look() is None
+    assert Gcp(service.url).look() == ""
     assert service.paths() == [MAINTENANCE, PREEMPTED]
     assert all(headers["metadata-flavor"] == "Google" for _, _, headers in service.asked)
 
@@ -121,7 +113,7 @@ def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(
     events = scheduled(EVENT % ("Preempt", "vmss_1"), EVENT % ("Freeze", "vmss_0"))
     service.answers = {NAME: (200, "vmss_0"), EVENTS: events}
     azure = Azure(service.url)
-    assert azure.look() is azure.look() is None
+    assert azure.look() == azure.look() == ""
     assert service.paths() == [NAME, EVENTS, EVENTS]
     assert all(headers["metadata"] == "true" for _, _, headers in service.asked)
 
@@ -155,7 +147,7 @@ def test_a_service_that_is_not_there_or_too_slow_is_an_error(
             cloud(url).look()
 
 
-def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
+def test_a_notice_asks_this_process_to_leave_and_a_failure_does_not(
     service: MetadataService, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
@@ -166,13 +158,11 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     wait_until(lambda: len(service.asked) > asked + 3, "more failures")
     del service.answers["/latest/api/token"]
     service.wants_tokens()
-    service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
-    wait_until(lambda: "may soon interrupt" in caplog.text, "a hint")
     asked = len(service.asked)
-    wait_until(lambda: len(service.asked) > asked + 6, "more questions")
+    wait_until(lambda: len(service.asked) > asked + 3, "more questions")
     assert not shutdown.requested.is_set()
-    service.answers[ACTION] = interruption("terminate")[ACTION]  # the other question may be under way
+    service.answers |= interruption("terminate")
     assert shutdown.requested.wait(DEADLINE_S)
     assert shutdown.exit_code == EXIT_PREEMPTED
-    assert caplog.text.count("notices of the cloud do not arrive") == 1 and caplog.text.count("may soon interrupt") == 1
+    assert caplog.text.count("notices of the cloud do not arrive") == 1
     assert "AWS will terminate this host" in caplog.text
