@@ -133,9 +133,6 @@ def own_config(settings: list[str]) -> Config:
 
 def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, model_path: str) -> VllmEngine:
     """Start a vLLM engine. It serves from the first offered version on; the folder's weights have no version number."""
-    disk = mine.weights.disk or run.weights.disk
-    if mine.actors.transport == "disk" and not disk:
-        raise ConfigError("`actors.transport` is disk, but `weights.disk` is empty; set it, or use broadcast or pull")
     settings = engine_settings(
         run,
         mine.actors,
@@ -148,7 +145,6 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
             actor=name,
             transport=mine.actors.transport,
             timeout_s=2 * BROADCAST_TIMEOUT_S,
-            disk=disk,
         ),
     )
     try:

@@ -239,7 +239,6 @@ def _take_the_lead(learner: Learner, connections: Connections, published: Publis
         learner_epoch=connections.epoch,
         host=own_address(config.weights.host, config.redis.url),
         broadcast_timeout_s=BROADCAST_TIMEOUT_S,
-        disk=config.weights.disk,
         device=learner.ranks.device.type,
     )
     return Lead(

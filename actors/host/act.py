@@ -27,7 +27,6 @@ from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from slipstream.common.records.trajectory import Provenance
 from slipstream.common.text.action_format import format_of
 from slipstream.common.text.tokenizer import text_root
-from slipstream.common.transfer.weights import Offer
 from slipstream.envhub.rewards.part import group_parts, judge_by, read_as, reward_parts
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer
@@ -63,8 +62,7 @@ async def act(
     process must end.
     """
     leases, counts, pin, interval, run_failed = Leases(), RefreshCounts(), Pin(), PollInterval(), False
-    later = functools.partial(_later_on_disk, bulletin, pin) if actors.transport == "disk" else bulletin.later
-    refreshing = asyncio.create_task(keep_fresh(setup.engine, later, counts, pin, interval))
+    refreshing = asyncio.create_task(keep_fresh(setup.engine, bulletin.later, counts, pin, interval))
     judging = asyncio.create_task(_keep_judging(setup, judge_buffer, interval, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(
@@ -112,17 +110,6 @@ async def _leave(fleet: Fleet, pulse: Pulse, actor: str) -> None:
         with contextlib.suppress(EngineDied):  # then the last heartbeat stays as it is
             await asyncio.to_thread(fleet.beat, pulse.member())
         await asyncio.to_thread(fleet.leave, actor)
-
-
-def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s: float) -> Offer | None:
-    """`Bulletin.later` of the disk. It notes in `pin` if newer weights are on offer, and are not on the disk yet.
-
-    A disk that is slow or full may get them late or never: actors that pull them play the groups that need them.
-    """
-    offer = bulletin.later(policy_version, wait_s=wait_s, board="stored")
-    if offer is None and not pin.stuck:
-        pin.stuck = bulletin.later(policy_version, wait_s=0.0) is not None
-    return offer
 
 
 async def _keep_judging(

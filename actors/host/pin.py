@@ -21,7 +21,7 @@ class Pin:
         self._committing = False
         self._skipped_version: int | None = None  # the engine's version when a queued evaluation wanted another one
         self._ask_again_at = 0.0  # until then, evaluations are not asked for with that version
-        self.stuck = True  # no weights have arrived yet, the last ones were refused, or newer ones are not on the disk
+        self.stuck = True  # no weights have arrived yet, or the last ones were refused
         self.asked_version = 0  # the oldest version that training groups accept, if this engine could not serve it
 
     @property

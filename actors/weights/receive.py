@@ -16,7 +16,6 @@ from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.actors.weights.weights_memory import WeightsMemory
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.blob_store import StoreError, run_store
 from slipstream.common.transfer.chunks import CHUNK_BYTES, Blob
 from slipstream.common.transfer.delta import apply_delta
 from slipstream.common.transfer.encryption import key_from_environment
@@ -47,7 +46,6 @@ class ReceiverInfo:
     transport: str  # `actors.transport`; to an actor, relay is pull
     chunk_bytes: int = CHUNK_BYTES
     timeout_s: float  # for pulling one version; a broadcast, which comes before, has its group's own deadline
-    disk: str  # `weights.disk`, a path or fsspec URL
 
 
 class Receiver:
@@ -60,7 +58,6 @@ class Receiver:
         """`gpu` is None if the actor has none. With `shared`, other processes can map `memory`."""
         self._info = info
         self._puller: Puller | None = None
-        self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
         self.memory = WeightsMemory(shared=shared, device=gpu.device if gpu else None)
         self._root = ""  # root hash of the weights in `memory`; empty if unknown
         self._member: BroadcastMember | None = None
@@ -78,7 +75,7 @@ class Receiver:
         if not self._receive_broadcast(offer):
             try:
                 self._pull(offer)
-            except (PullFailed, StoreError) as error:
+            except PullFailed as error:
                 raise WeightsRefused(f"version {offer.manifest.policy_version}: {error}") from error
             except WeightsError as error:
                 raise WeightsRefused(str(error)) from error
@@ -156,12 +153,7 @@ class Receiver:
         self._verify(manifest)
 
     def _fetch(self, offer: Offer, blob: Blob, deadline: float) -> torch.Tensor:
-        """Fetch `blob` from the disk or by a pull, and verify it."""
-        if self._store is not None:
-            buffer = torch.empty(blob.num_bytes, dtype=torch.uint8)
-            self._store.read(blob, buffer.numpy().data)
-            check_blob(offer.manifest, blob, buffer.numpy().data)
-            return buffer
+        """Pull `blob`, and verify it."""
         if self._puller is None:  # made late: an engine without a run, as in `slipstream eval`, never needs it
             self._puller = actors_puller(
                 self._info.redis_url, self._info.run_id, actor=self._info.actor, chunk_bytes=self._info.chunk_bytes

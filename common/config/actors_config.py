@@ -17,7 +17,7 @@ class ActorsConfig:
     kv_cache_bytes: Whole = 0  # of each engine; 0: 64 MiB on a CPU, what the weights leave of its share of a GPU
     gpu_memory_utilization: PositiveShare = WHOLE_GPU  # of a GPU, for all of an engine; no effect with kv_cache_bytes
     tensor_parallel: Count = 1  # GPUs of one engine, over which each layer is split; divides the number of heads
-    transport: Literal["broadcast", "pull", "relay", "disk"] = "broadcast"  # of weights; relay: pulled once a host
+    transport: Literal["broadcast", "pull", "relay"] = "broadcast"  # of weights; relay: pulled once a host
     instance_kind: Literal["reserved", "spot"] = "reserved"  # recorded in every trajectory
     price_per_hour: NonNegative = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
     devices: list[str] = field(default_factory=list)  # GPUs for engines; empty: CUDA_VISIBLE_DEVICES, or all GPUs

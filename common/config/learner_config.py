@@ -105,5 +105,4 @@ class EvalConfig:
 @dataclass(kw_only=True, slots=True)
 class WeightsConfig:
     host: str = "127.0.0.1"  # address that the publisher or a relay binds to; auto: the one that reaches redis.url
-    disk: str = ""  # path or fsspec URL where versions are also written, for actors.transport=disk; empty: nowhere
     key_file: str = ""  # file that `slipstream access key` wrote, the same on every host; empty: no authentication

@@ -29,7 +29,6 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     chunk_bytes: int = CHUNK_BYTES
     anchor_every: int = ANCHOR_EVERY  # 1: no deltas
     broadcast_timeout_s: float
-    disk: str = ""  # path or fsspec URL where each version is written as well; empty for none
     device: str = "cpu"  # of the weights, for the broadcast's backend
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from slipstream.common.transfer.blob_store import run_store
 from slipstream.common.transfer.host_memory import AnonymousMemory
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import buffer_bytes
@@ -61,8 +60,6 @@ class Publisher:
 
         `own` are the rows that rank 0 writes; None if it writes all.
         """
-        if settings.disk:
-            run_store(settings.disk, settings.run_id)  # refuse an unusable store here, not in each new process
         self._settings = settings
         self._close_timeout_s = 2 * settings.broadcast_timeout_s
         self._log_path = log_path

@@ -23,7 +23,6 @@ import torch
 from slipstream.common.process.connection import connect
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.shutdown import die_with_parent
-from slipstream.common.transfer.blob_store import run_store
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.delta import encode_delta
@@ -34,7 +33,6 @@ from slipstream.learner.publisher import messages
 from slipstream.learner.publisher.broadcast_sender import Broadcaster, Payload
 from slipstream.learner.publisher.lineage import continued
 from slipstream.learner.publisher.shelf import Shelf
-from slipstream.learner.publisher.store import StoreWriter
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.keys import FencedOut
 
@@ -74,17 +72,14 @@ class WeightServer:
             limits=ServerLimits(chunk_bytes=settings.chunk_bytes),
             key=key,
         )
-        self._store = self._start_store() if settings.disk else None
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
     def run(self) -> None:
         """Serve until the learner asks to stop or has exited."""
         self._publishing.start()
-        while self._publishing.is_alive() and self._server.alive and (self._store is None or self._store.alive):
+        while self._publishing.is_alive() and self._server.alive:
             if self._connection.poll(POLL_S) and not self._take_message():
                 break
-        if self._store is not None:
-            self._store.close()
         self._server.close()
 
     def _read(self, request: ChunkRequest) -> bytes | None:
@@ -94,15 +89,6 @@ class WeightServer:
         except OSError as error:
             log.error("cannot read a file of the model for those that pull it: %s", error)
             return None
-
-    def _start_store(self) -> StoreWriter:
-        settings = self._settings
-        return StoreWriter(
-            run_store(settings.disk, settings.run_id),
-            Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id),
-            lambda request: self._shelf.read(request, self._views),
-            chunk_bytes=settings.chunk_bytes,
-        )
 
     def _take_message(self) -> bool:
         try:
@@ -181,8 +167,6 @@ class WeightServer:
                     served_bytes=self._server.load.served_bytes,
                 )
                 self._report([announced])
-                if self._store is not None:
-                    self._store.submit(manifest)
                 if invitation is not None:
                     self._broadcast(invitation, manifest, payload)
                 return

@@ -16,7 +16,7 @@ learner can make.
 import functools
 import logging
 import time
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -34,8 +34,6 @@ BROADCAST_TIMEOUT_S = 20.0  # a member of a broadcast that takes longer, or 4 s 
 MAX_DIGITS = 14  # of a counter
 MAX_SEQUENCE = 2**64 - 1  # of an entry's id in a stream, after its version
 CPU = "cpu"
-Board = Literal["latest", "stored"]  # every offer, or only those whose blobs are on `weights.disk`
-_VERSION_OF = {"latest": "version", "stored": "stored_version"}  # the key with the version of a board
 
 log = logging.getLogger(__name__)
 
@@ -87,20 +85,20 @@ class Bulletin:
         self._join = scripts.load(client, "join_broadcast")
         self._members = scripts.load(client, "broadcast_members")
 
-    def announce(self, offer: Offer, *, board: Board = "latest") -> None:
-        """Make `offer` the newest of its board. Raises FencedOut."""
+    def announce(self, offer: Offer) -> None:
+        """Make `offer` the newest. Raises FencedOut."""
         manifest = offer.manifest
-        staged = self._key("staged", board, manifest.learner_epoch, manifest.policy_version)
+        staged = self._key("staged", manifest.learner_epoch, manifest.policy_version)
         self._notices.put(staged, wire.encode(offer, compress=True), ttl_s=TTL_S)
         refusal = cast(
             bytes,
             self._announce(
                 keys=[
                     keys.epoch_key(self._run_id),
-                    self._key(_VERSION_OF[board]),
-                    self._key(board),
+                    self._key("version"),
+                    self._key("latest"),
                     staged,
-                    self._key(board, "versions"),
+                    self._key("latest", "versions"),
                 ],
                 args=[manifest.learner_epoch, manifest.policy_version, manifest.root],
             ),
@@ -108,19 +106,19 @@ class Bulletin:
         if refusal:
             raise FencedOut(refusal.decode())
 
-    def latest(self, *, board: Board = "latest") -> Offer | None:
+    def latest(self) -> Offer | None:
         """The newest offer; None before the first."""
-        name = self._key(board)
+        name = self._key("latest")
         return next((offer for _, offer in read_records(Offer, [(name, self._notices.read(name))])), None)
 
-    def later(self, policy_version: int, *, wait_s: float, board: Board = "latest") -> Offer | None:
+    def later(self, policy_version: int, *, wait_s: float) -> Offer | None:
         """The newest offer, as soon as its version is above `policy_version`; None if `wait_s` passes first."""
-        name, block_ms = self._key(board, "versions"), int(wait_s * 1000) or None  # Redis waits for ever at 0
+        name, block_ms = self._key("latest", "versions"), int(wait_s * 1000) or None  # Redis waits for ever at 0
         after: Any = {name: f"{policy_version}-{MAX_SEQUENCE}" if policy_version >= 0 else "0-0"}
         announced = read_or_nothing(lambda: self._client.xread(after, block=block_ms), name)
         if announced is not None and not announced:
             return None
-        offer = self.latest(board=board)
+        offer = self.latest()
         if offer is not None and offer.manifest.policy_version > policy_version:
             return offer
         time.sleep(wait_s)  # the stream or the offer is damaged: the next announcement replaces both

@@ -29,7 +29,7 @@ _ACTORS_STREAM_KEYS = (
 _ACTORS_RUN_KEYS = (
     *("judge:spent", "facts", "state"),
     *("fleet", "fleet:deadlines", "fleet:wanted:*"),
-    *("weights:latest", "weights:latest:versions", "weights:stored", "weights:stored:versions"),
+    *("weights:latest", "weights:latest:versions"),
     *("weights:members", "weights:acknowledged:*", "weights:group:*", "weights:rendezvous:*"),
     *("weights:relays", "weights:relay:*", "weights:corrupt"),
 )

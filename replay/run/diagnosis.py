@@ -248,14 +248,11 @@ def _stale_actors(facts: Facts) -> Diagnosis | None:
         return None
     oldest = min(behind, key=lambda actor: actor.policy_version)
     why = f": {oldest.refusal.reason[:MAX_SHOWN_CHARS]}" if oldest.refusal else ""
-    next_step = "its host cannot reach the learner's `weights.host`"
-    if oldest.transport == "disk":
-        next_step = "`weights.disk` does not have them: see the publisher's log"
     return Diagnosis(
         cause="actors have old weights",
         evidence=f"{len(behind)} of {len(actors)} are more than {most} versions behind; "
         f"{oldest.name} has {oldest.policy_version}, the newest is {newest}{why}",
-        next_step=f"read the actor's log; it plays an evaluation, or {next_step}",
+        next_step="read the actor's log; it plays an evaluation, or its host cannot reach the learner's `weights.host`",
     )
 
 

@@ -40,7 +40,6 @@ RECEIVER = ReceiverInfo(
     transport="pull",
     chunk_bytes=1 << 16,
     timeout_s=60.0,
-    disk="",
 )
 
 

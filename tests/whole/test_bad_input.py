@@ -193,13 +193,6 @@ def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused
         assert "'*' cannot be bound" in refused(verb, "weights.host='*'")
 
 
-def test_a_disk_that_is_the_runs_own_folder_is_refused(refused: Refused, tmp_path: Path) -> None:
-    complaint = "would put weights among the other files of the run"
-    assert complaint in refused("up", f"weights.disk={tmp_path}/runs", "run.name=demo")
-    assert complaint in refused("up", f"weights.disk=file://{tmp_path}/runs", "run.name=demo")
-    assert complaint in refused("up", f"weights.disk={tmp_path}", "run.name=runs")  # which holds every run
-
-
 def test_a_disk_without_room_is_named_before_anything_starts(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

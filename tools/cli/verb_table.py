@@ -158,7 +158,7 @@ VERBS = {
     ),
     "actors": Verb(
         "slipstream.tools.run.actor_host:host_actors",
-        (*RELAY, *REWARDS, "actors", "weights.disk"),
+        (*RELAY, *REWARDS, "actors"),
         joins=True,
         moves_weights=True,
     ),

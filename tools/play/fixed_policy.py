@@ -74,7 +74,7 @@ def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()
         policy_version=0,
         seed=config.run.seed,
         receiver=ReceiverInfo(
-            redis_url="", run_id=name, actor=name, transport="pull", timeout_s=1.0, disk=""
+            redis_url="", run_id=name, actor=name, transport="pull", timeout_s=1.0
         ),  # it never receives weights
     )
     try:

@@ -18,7 +18,6 @@ from slipstream.common.config.env_config import TOOLS, EnvConfig, MixtureEntry
 from slipstream.common.process.config_error import ConfigError, reason
 from slipstream.common.process.connection import own_address
 from slipstream.common.process.imported import is_own
-from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised, weight_files
@@ -79,7 +78,6 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
         if folder and folder not in to_come and not (key == "reference_model" and objective.teacher_url):
             _check_files(f"objective.{key}", Path(folder))
     check_host(config)
-    _check_disk(config)
     check_room(config)
     _check_objective(config)  # last, as it takes seconds
 
@@ -323,14 +321,3 @@ def check_host(config: Config) -> None:
             f"`weights.host` must be an IPv4 address of this machine that actors can reach; {host!r} cannot be bound: "
             f"{error}"
         ) from None
-
-
-def _check_disk(config: Config) -> None:
-    """Raise ConfigError if `weights.disk` would put weights among the other files of the run."""
-    disk = Path(config.weights.disk.removeprefix("file://")).absolute()
-    run = RunDir(config.run.root, config.run.name).path.absolute()
-    if config.weights.disk and run.is_relative_to(disk / config.run.name):
-        raise ConfigError(
-            f"`weights.disk` {config.weights.disk} would put weights among the other files of the run, in {run}; name "
-            "another folder"
-        )

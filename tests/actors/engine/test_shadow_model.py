@@ -84,7 +84,7 @@ def transfer_engine(folder: Path) -> StagedTransferEngine:
         hf_text_config=SimpleNamespace(tie_word_embeddings=True),
     )
     vllm_config = SimpleNamespace(model_config=model_config, parallel_config=SimpleNamespace(rank=0, world_size=1))
-    info = ReceiverInfo(redis_url="", run_id="", actor="", transport="pull", timeout_s=1.0, disk="")
+    info = ReceiverInfo(redis_url="", run_id="", actor="", transport="pull", timeout_s=1.0)
     model = nn.Module()
     model.compute_logits = None
     engine = StagedTransferEngine(None, vllm_config, torch.device("cpu"), model)

@@ -52,19 +52,16 @@ class Scene:
     def announces(self, version: int) -> None:
         self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
 
-    def stores(self, version: int) -> None:
-        self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)), board="stored")
-
     async def offers(self, version: int) -> None:
         """Announce the version, and return once the actor has staged it or serves it."""
         self.announces(version)
         await until(lambda: version in (self.actor.engine._staged_version, self.version))
 
     @asynccontextmanager
-    async def playing(self, *, transport: str = "broadcast") -> AsyncIterator[None]:
+    async def playing(self) -> AsyncIterator[None]:
         """The actor plays, with room for three episodes, until the run is over behind this."""
         buffers = {"eval": self.evaluations.actor, "train": self.train.actor}
-        given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=3, transport=transport)}
+        given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=3)}
         task = asyncio.create_task(acting(self.actor, self.train, self._client, self._shutdown, **given))
         yield
         Fleet(self._client, self.actor.setup.run_id).set_run_state(RunState.FINISHED)
@@ -227,25 +224,6 @@ async def test_without_weights_no_group_that_asks_is_held(
         scene.actor.engine.stage = stage  # type: ignore[method-assign]
         await until(lambda: scene.train.ledger.ready == 2)
     assert scene.train.ledger.failed == {}
-
-
-async def test_an_actor_holds_no_group_whose_weights_are_on_offer_and_not_on_its_disk(scene: Scene, gate: Gate) -> None:
-    """The disk may be full. Actors that pull can play these groups."""
-    ledger = scene.train.learner.ledger
-    gate.open()
-    async with scene.playing(transport="disk"):
-        scene.announces(1)
-        scene.stores(1)
-        await until(lambda: scene.version == 1)
-        scene.opens(scene.train, 0, version=2)
-        await until(lambda: ledger().leased == 1)  # version 2 is not on offer yet, and may come at any moment
-        scene.announces(2)
-        await until(lambda: ledger().leased == 0)
-        await asyncio.sleep(0.3)  # some polls
-        assert (ledger().leased, ledger().queued) == (0, 1)
-        scene.stores(2)
-        await until(lambda: ledger().ready == 1)
-    assert ledger().failed == {}
 
 
 def test_nothing_is_committed_while_an_evaluation_is_asked_for_nor_the_reverse() -> None:

@@ -67,7 +67,7 @@ def flat_bytes(tensors: Tensors) -> bytes:
 
 
 def receiver_info(redis_url: str, run_id: str, actor: str, transport: str, **others: Any) -> ReceiverInfo:
-    usual = {"chunk_bytes": CHUNK_BYTES, "timeout_s": 30.0, "disk": ""}
+    usual = {"chunk_bytes": CHUNK_BYTES, "timeout_s": 30.0}
     place = {"redis_url": redis_url, "run_id": run_id, "actor": actor, "transport": transport}
     return ReceiverInfo(**place, **(usual | others))
 
@@ -135,17 +135,17 @@ class Plane:
     def info(self, actor: str, transport: str, **named: Any) -> ReceiverInfo:
         return receiver_info(self.redis_url, self.run_id, actor, transport, **named)
 
-    def offer(self, *, board: str = "latest") -> Offer:
+    def offer(self) -> Offer:
         """The newest one."""
-        return self.bulletin.latest(board=board)
+        return self.bulletin.latest()
 
     def wait_for(self, version: int) -> None:
         bulletin = self.bulletin
         wait_until(lambda: latest_version(bulletin) == version, f"version {version}")
 
 
-def latest_version(bulletin: Bulletin, board: str = "latest") -> int:
-    offer = bulletin.latest(board=board)
+def latest_version(bulletin: Bulletin) -> int:
+    offer = bulletin.latest()
     return -1 if offer is None else offer.manifest.policy_version
 
 
@@ -275,28 +275,26 @@ def announce(
     policy_version: int,
     learner_epoch: int = 1,
     endpoint: str = "tcp://127.0.0.1:1",
-    board: str = "latest",
 ) -> None:
     manifest = manifest_of(weights(seed), policy_version=policy_version, learner_epoch=learner_epoch)
-    bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint), board=board)
+    bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint))
 
 
-@pytest.mark.parametrize(("board", "other"), [("latest", "stored"), ("stored", "latest")])
-def test_a_board_moves_forward_only_and_for_the_newest_learner_only(board: str, other: str, plane: Plane) -> None:
+def test_offers_move_forward_only_and_for_the_newest_learner_only(plane: Plane) -> None:
     bulletin = plane.bulletin
-    assert bulletin.latest(board=board) is None
-    announce(bulletin, 5, policy_version=5, board=board)
+    assert bulletin.latest() is None
+    announce(bulletin, 5, policy_version=5)
     with pytest.raises(FencedOut, match="version 5 is on offer already, and version 4 is not newer"):
-        announce(bulletin, 4, policy_version=4, board=board)
+        announce(bulletin, 4, policy_version=4)
     with pytest.raises(FencedOut, match="5 is not newer"):  # other bytes under the same number
-        announce(bulletin, 6, policy_version=5, learner_epoch=2, board=board)
+        announce(bulletin, 6, policy_version=5, learner_epoch=2)
     # The same bytes at a new address.
-    announce(bulletin, 5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2", board=board)
-    assert plane.offer(board=board).pull_endpoint == "tcp://127.0.0.1:2"
+    announce(bulletin, 5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2")
+    assert plane.offer().pull_endpoint == "tcp://127.0.0.1:2"
     plane.client.set(keys.epoch_key(plane.run_id), 3)
     with pytest.raises(FencedOut, match="epoch 3 has taken over from epoch 2"):
-        announce(bulletin, 6, policy_version=6, learner_epoch=2, board=board)
-    assert latest_version(bulletin, board) == 5 and bulletin.latest(board=other) is None
+        announce(bulletin, 6, policy_version=6, learner_epoch=2)
+    assert latest_version(bulletin) == 5
 
 
 def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(plane: Plane) -> None:

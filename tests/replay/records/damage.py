@@ -80,7 +80,6 @@ def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder:
     fleet.want_actors("host", 3)
     fleet.beat(MEMBER)
     bulletin.announce(offer(1))
-    bulletin.announce(offer(1), board="stored")
     bulletin.join_broadcast("a", ttl_s=600)
     bulletin.acknowledge(bulletin.next_invitation(), "a", Acknowledgement(held_group=0, device="cpu", root=""))
     bulletin.seal(1, GROUP)
@@ -184,7 +183,7 @@ def viewers_go_on(scene: Scene) -> None:
             ask()
         except UnknownRun as error:
             assert run_id in str(error)
-    bulletin.latest(), bulletin.latest(board="stored"), bulletin.highest_version(), bulletin.relays(), bulletin.blamed()
+    bulletin.latest(), bulletin.highest_version(), bulletin.relays(), bulletin.blamed()
     bulletin.acknowledgements(1), bulletin.sealed_group(1)
 
 

@@ -24,9 +24,8 @@ KEYS = """
     epoch epoch:request:* facts judge:spent state newest fleet fleet:deadlines fleet:wanted:* train:counters
     train:queued train:leased train:judging train:ready train:ready_by_version train:claimed train:quarantined
     train:group:* train:blob:* train:partial:* train:lease_request:* train:last_claim train:failures
-    weights:latest weights:latest:versions weights:version weights:stored weights:stored:versions
-    weights:stored_version weights:acknowledged:* weights:group:* weights:members weights:relays weights:relay:*
-    weights:corrupt weights:invitation
+    weights:latest weights:latest:versions weights:version weights:acknowledged:* weights:group:* weights:members
+    weights:relays weights:relay:* weights:corrupt weights:invitation
 """
 
 

@@ -167,13 +167,6 @@ FAULTS: dict[str, tuple[Provoke, str]] = {
 }
 
 
-def test_of_an_actor_that_reads_a_disk_the_disk_is_named(scene: Scene) -> None:
-    offer(7)(scene)
-    scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0, transport="disk"))
-    found = scene.diagnosis()
-    assert found.cause == "actors have old weights" and "`weights.disk` does not have them" in found.next_step
-
-
 @pytest.mark.parametrize("cause", FAULTS)
 def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
     assert not scene.diagnosis().is_fault

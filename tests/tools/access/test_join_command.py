@@ -58,10 +58,10 @@ def test_the_configuration_in_the_runs_folder_is_used(capsys: pytest.CaptureFixt
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
         "run: {name: demo}\nredis: {url: 'redis://10.0.0.1:6379'}\n"
-        "actors: {transport: disk}\nenv: {name: 'mine.env:Env'}\n"
+        "actors: {transport: relay}\nenv: {name: 'mine.env:Env'}\n"
     )
     words, needs = printed(capsys, "run.name=demo")
-    assert words[2:] == ["redis.url=redis://10.0.0.1:6379", "run.name=demo", "actors.transport=disk"]
+    assert words[2:] == ["redis.url=redis://10.0.0.1:6379", "run.name=demo", "actors.transport=relay"]
     assert "install on the host, the same as on the learner's: mine.env\n" in needs
 
 

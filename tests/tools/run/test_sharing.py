@@ -49,7 +49,7 @@ def test_actors_that_share_the_learners_gpu_pull_and_get_the_memory_that_their_e
 
 
 def test_what_the_user_has_set_is_kept_and_the_tiny_model_needs_no_plan(one_gpu: Path) -> None:
-    assert chosen("actors.transport=disk", "actors.gpu_memory_utilization=0.4").actors.transport == "disk"
+    assert chosen("actors.transport=relay", "actors.gpu_memory_utilization=0.4").actors.transport == "relay"
     assert chosen("actors.kv_cache_bytes=4294967296").actors.kv_cache_bytes == 4 * GIB
     assert chosen().actors.kv_cache_bytes == GIB
 

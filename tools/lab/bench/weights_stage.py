@@ -66,7 +66,6 @@ class Bench:
             actor=actor,
             transport=transport,
             timeout_s=TIMEOUT_S,
-            disk="",
         )
 
 

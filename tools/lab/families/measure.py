@@ -134,7 +134,6 @@ def engine_settings(folder: Path, dtype: str) -> EngineSettings:
             actor="a0",
             transport="pull",
             timeout_s=60.0,
-            disk="",
         ),
     )
 

@@ -38,7 +38,6 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Connec
             actor="actor",
             transport="pull",
             timeout_s=TIMEOUT_S,
-            disk="",
         )
         settings = engine_settings(
             config,
