@@ -54,9 +54,8 @@ def test_nothing_is_lost_or_trained_twice_under_any_schedule() -> None:
 
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name in QUICK], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found_and_made_small(bug: Any) -> None:
-    seen = found(bug, range(20))
-    assert seen is not None
-    assert len(shrunk(seen[0], bug=bug)) < len(drawn(seen[0]))
+    shown = (seed for seed in range(20) if play(seed, bug=bug).violations)
+    assert any(len(shrunk(seed, bug=bug)) < len(drawn(seed)) for seed in shown)  # of some, all faults are needed
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -398,9 +399,9 @@ def test_an_engine_that_dies_leaves_the_finished_episodes(tmp_path: Path, capsys
 def test_progress_is_reported_while_episodes_are_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.tools.play.collect.PROGRESS_S", 0.01)
+    monkeypatch.setattr("slipstream.common.process.long_work.EVERY_S", 0.01)
     rows_of(settings(*GUESS, "env.options.step_s=0.02"), guessing, tmp_path)
-    assert "0 of 4 tasks are done, 0 have a solution; " in capsys.readouterr().err
+    assert re.search(r"^tasks: \d of 4.*; \d+ turns were generated$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) -> None:
