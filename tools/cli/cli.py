@@ -1,6 +1,7 @@
 """`slipstream VERB [NAME | config.yaml ...] [a.b=c ...] [--option value ...]`: each process is one verb."""
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from redis.exceptions import NoPermissionError
 
 from slipstream.common.config.config import Config, dump_config, is_config, key_paths, load_config
@@ -193,7 +195,7 @@ def load(arguments: argparse.Namespace) -> Config:
             f"got {', '.join(words) or arguments.road} with --resume or --replay-archive, which use the configuration "
             "of an existing run; leave it out, and change single settings as key=value"
         )
-    named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    named = {key: _unquoted(value) for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     found = find_run(continued, root) if continued else None
     if found:
@@ -246,13 +248,21 @@ def _root_of(run_dir: RunDir, given: str) -> str:
     `given` is the setting `run.name`, by which a copy may be called what its folder is; empty if it is not set.
     """
     recorded, folder = load_config(str(run_dir.config), []).run.name, run_dir.path.name
-    if given and given.strip("'\"") != folder:
+    if given and given != folder:
         raise ConfigError(f"got the run {folder} and run.name={given}, another one; leave one of them out")
     if not given and recorded != folder:
         raise ConfigError(
             f"{run_dir.path} is a copy of the run {recorded!r}, or was renamed; name the folder {recorded}"
         )
     return f"run.root={_text(str(run_dir.path.parent))}"
+
+
+def _unquoted(value: str) -> str:
+    """The text that YAML reads in the `value` of a setting; another value, and what is no YAML, as it is."""
+    with contextlib.suppress(yaml.YAMLError):
+        read = yaml.safe_load(value)
+        return read if isinstance(read, str) else value
+    return value
 
 
 def _text(value: str) -> str:

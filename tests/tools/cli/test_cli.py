@@ -18,6 +18,7 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import _parser, main, parsed
 from slipstream.tools.cli.verb_table import GROUPS, VERBS, called
+from slipstream.tools.road.road_file import setting
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.serve.serve_options import EnvsOptions
@@ -157,10 +158,10 @@ def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, capsy
 def test_a_run_that_was_moved_is_read_where_it_is_and_a_copy_is_no_run(
     verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its configuration says where it was, and how it was called."""
+    """Its configuration says where it was, and how it was called. A road quotes what it sets."""
     (folder := tmp_path / "it's new" / "mine").mkdir(parents=True)
     (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path / 'old'}}}\nlearner: {{steps: 77}}\n")
-    for words in ([str(folder)], ["mine", f"run.root={folder.parent}"]):
+    for words in ([str(folder)], ["mine", f"run.root={folder.parent}"], ["mine", setting("run.root", folder.parent)]):
         assert main([*verb, *words, "--print-config"]) == 0
         printed = yaml.safe_load(capsys.readouterr().out)
         assert (printed["learner"]["steps"], printed["run"]["root"]) == (77, str(folder.parent))
