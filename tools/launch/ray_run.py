@@ -26,12 +26,11 @@ from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.tools.launch.launch import gpus_of_actors, gpus_of_learner
 from slipstream.tools.launch.scale import RAY
-from slipstream.tools.run.child import Child, verb_command
+from slipstream.tools.run.child import LEARNER_GRACE_S, Child, verb_command
 
 NAMESPACE = "slipstream"  # of the Ray actors, which are named RUN/learner, RUN/actors-0, RUN/actors-1, ...
 POLL_S = 0.5
 ASKED_S = 5.0  # for a Ray actor to hear that it has to leave
-GRACE_S = 60.0  # after the drain: the learner writes its checkpoint
 
 
 class Failed(RuntimeError):
@@ -69,7 +68,7 @@ class Process:
                     ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
                     raise Failed(f"{ended}\n{child.last_log_lines()}")
             child.ask_to_end()
-            child.wait(config.actors.drain_s + LEAVE_S + GRACE_S)
+            child.wait(config.actors.drain_s + LEAVE_S + LEARNER_GRACE_S)
 
     def leave(self) -> None:
         """Make `run` end its process, and return."""
@@ -111,7 +110,7 @@ def run(config: Config, actor_hosts: int) -> int:
         actors.want(0)
         learner.leave.remote()
         calls = [learning, *actors.leaving()]
-        ray.wait(calls, num_returns=len(calls), timeout=GRACE_S)
+        ray.wait(calls, num_returns=len(calls), timeout=LEARNER_GRACE_S)
 
 
 class _Actors:

@@ -21,6 +21,7 @@ MAX_RESTARTS = 5
 CURE = "lower actors.max_episodes, actors.count or learner.micro_batch_tokens, or end other programs"
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes are not counted
+LEARNER_GRACE_S = 600.0  # to end its step and write a checkpoint, which may be large and its disk slow
 LOG_TAIL_LINES = 15
 MAX_READ_BYTES = 1 << 20  # of a log at a time
 EXIT_BAD_INPUT = 2
@@ -161,6 +162,7 @@ class Child:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            print(f"{self.name} did not end within {timeout_s:g} s, and is killed; see {self.log}", file=sys.stderr)
             self.kill()
         else:
             self._end_offspring()

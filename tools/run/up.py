@@ -34,6 +34,7 @@ from slipstream.replay.server.redis_server import Server, password_of, start_pri
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import (
     EXIT_BAD_INPUT,
+    LEARNER_GRACE_S,
     RESTARTED,
     Child,
     failed_code,
@@ -55,7 +56,6 @@ POLL_S = 0.2
 START_S = 5.0  # between two lines about the start, where the output is not a terminal
 LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
-LEARNER_GRACE_S = 60.0
 JOINS = "actors.join_timeout_s=1e6"  # a warm start may take hours, and a learner that ends ends the run
 TRACKER_GRACE_S = 30.0  # to send what there is
 DASHBOARD_PORT, TENSORBOARD_PORT = 6006, 6007

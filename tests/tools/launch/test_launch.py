@@ -64,7 +64,7 @@ def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempte
     actors, learner = (made["Job", f"{NAMED}-{verb}"]["spec"] for verb in ("actors", "learner"))
     assert (learner["parallelism"], learner["completions"], actors["parallelism"]) == (1, 1, 3)
     assert "completions" not in actors
-    for spec, gpus, grace_s in ((learner, "4", 60), (actors, "2", 20)):
+    for spec, gpus, grace_s in ((learner, "4", 600), (actors, "2", 20)):
         (container,) = spec["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == grace_s

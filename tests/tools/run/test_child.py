@@ -176,13 +176,16 @@ def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_o
         assert child.last_log_lines() == "the reason"
 
 
-def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     child = a_child(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
     child.start()
     wait_until(lambda: child.last_log_lines() != "", "its first words")
     grandchild = psutil.Process(int(child.last_log_lines()))
     child.ask_to_end()
     child.wait(0.2)
+    assert capsys.readouterr().err == f"child did not end within 0.2 s, and is killed; see {child.log}\n"
     assert child.exit_code == -signal.SIGKILL
     wait_until(lambda: is_gone(grandchild), "its own child to be gone")
 
