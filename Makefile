@@ -245,6 +245,7 @@ test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
 test-adapters-rewards: setup
 	$(call beside-ours,rewards)
 	build/adapters-rewards/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/adapters-rewards.txt
+	build/adapters-rewards/bin/python -c "import trl.rewards, verl.utils.reward_score"  # else its tests would be skipped
 	build/adapters-rewards/bin/python -m pytest tests/adapters/rewards
 
 # For a process that plays the episodes of verifiers, whose pins conflict with ours: `make test` needs it too.

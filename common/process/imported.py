@@ -34,7 +34,8 @@ def place_of(error: BaseException) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    is_ours = str(frame.f_globals.get("__name__")).startswith("slipstream.")
+    known = frame.f_globals.get("__spec__")  # a program of ours is "__main__" by its `__name__`
+    is_ours = str(getattr(known, "name", frame.f_globals.get("__name__"))).startswith("slipstream.")
     return not is_ours and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))
 
 
