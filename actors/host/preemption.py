@@ -55,7 +55,7 @@ class Aws:
         self._token = ""
 
     def look(self) -> str:
-        """The current notice, for people; "" if there is none.
+        """What the cloud announces for this host, in a sentence; empty if nothing.
 
         Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError.
         """
