@@ -43,7 +43,6 @@ from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.model.probe_score import check_export
-from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
@@ -88,10 +87,6 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
     On rank 0, `check` raises FencedOut if another learner has taken over. Raises ConfigError, FencedOut.
     """
     resolve_dtype(config.model, ranks.device)
-    if config.objective.own_parts:  # on every rank, as each imports them from its own disk
-        check_bounds(
-            config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=ranks.device
-        )
     torch.manual_seed(config.run.seed)
     folder, began_at = Path(config.model.path or run_dir.model), time.monotonic()
     log.info("loading the model in %s", folder)

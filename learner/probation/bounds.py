@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.objective.coherence import REFUSED, reads, refuse
@@ -40,6 +41,12 @@ def check_bounds(objective: ObjectiveConfig, *, max_lag: int, max_uses: int, dev
     if max_lag > 0:
         _check_weights(objective, max_lag)
     _check_reach(objective)
+
+
+def check_on_rank(config: Config, *, device: torch.device) -> None:
+    """Raise ConfigError if a part of the user's, as this rank imports it from its own disk, is wrong."""
+    if config.objective.own_parts:
+        check_bounds(config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=device)
 
 
 def main() -> int:

@@ -11,13 +11,12 @@ import pytest
 from slipstream.actors.episode.answer import parsed
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir
 from slipstream.common.text.action_format import action_format
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.checkpoint.conditions import conditions_of, differences
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
-from slipstream.learner.learner import load_learner
+from slipstream.learner.probation.bounds import check_on_rank
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.check_input import check_env, check_input
 from tests.actors.episode.episodes import ALLOWANCE, engine_of, expert, play
@@ -194,10 +193,10 @@ def test_the_check_before_a_start_names_the_wrong_shape(on_disk: Path, monkeypat
         check_input(configured("objective.surrogate=wrong:one_number"))
 
 
-def test_every_rank_refuses_its_own_copy_before_it_loads_the_model(tmp_path: Path, ranks: Ranks) -> None:
-    config = configured("objective.surrogate=wrong:detached", "model.path=/no/such/model")
+def test_every_rank_refuses_its_own_copy(ranks: Ranks) -> None:
+    check_on_rank(Config(), device=ranks.device)
     with pytest.raises(ConfigError, match="without a gradient"):
-        load_learner(config, RunDir(tmp_path, "run"), ranks)
+        check_on_rank(configured("objective.surrogate=wrong:detached"), device=ranks.device)
 
 
 def test_a_re_run_reports_that_the_file_of_a_part_has_changed(on_disk: Path, ranks: Ranks) -> None:

@@ -52,6 +52,7 @@ def _repeat(
     config: Config, run_dir: RunDir, archive: Archive, original: RunDir, original_config: Config, shutdown: Shutdown
 ) -> int:
     with shutdown.nothing_to_lose():
+        from slipstream.learner.probation.bounds import check_on_rank
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks, resolve_dtype  # they import torch
         from slipstream.learner.rerun import train_again
@@ -60,6 +61,7 @@ def _repeat(
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     try:
         check_hosts(config, run_dir, ranks=ranks)
+        check_on_rank(config, device=ranks.device)
         if not train_again(config, run_dir, archive, original.demonstrations, ranks=ranks, shutdown=shutdown):
             return shutdown.stopped_code
         if ranks.rank > 0:

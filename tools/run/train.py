@@ -45,6 +45,7 @@ def train(config: Config) -> int:
 def _learn(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
     with shutdown.nothing_to_lose():
         from slipstream.learner.learn import learn  # after the quick checks, as it imports torch
+        from slipstream.learner.probation.bounds import check_on_rank
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
         from slipstream.learner.step.stall_guard import NothingLearned
@@ -56,6 +57,7 @@ def _learn(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     try:
         check_hosts(config, run_dir, ranks=ranks)
+        check_on_rank(config, device=ranks.device)
         if not learn(config, run_dir, ranks=ranks, shutdown=shutdown):
             return shutdown.stopped_code
         if ranks.rank == 0:
