@@ -39,8 +39,7 @@ def kept_of_candidates(
     if counts.max() == width < vocab_size:
         raise CandidatesCut(
             f"a kept set has {width} tokens or more, and {width} were requested: too many tokens tie with the last one "
-            "that `sampling.top_k` keeps; set another `sampling.top_k`, or a lower `sampling.top_p`. With "
-            "`env.enforce_admissible` the engine has not masked its logits: report it"
+            "that `sampling.top_k` keeps; set another `sampling.top_k`, or a lower `sampling.top_p`"
         )
     impossible_last = np.sort(np.where(possible, candidates, np.iinfo(np.int32).max), axis=1)
     ids = impossible_last[np.arange(width) < counts[:, None]]

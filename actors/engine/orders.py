@@ -55,7 +55,6 @@ def engine_settings(
         tool_parser=run.model.tool_parser,
         reasoning_parser=run.model.reasoning_parser,
         template_arguments=run.model.template_arguments,
-        restricts=run.env.enforce_admissible,
     )
 
 

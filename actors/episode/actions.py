@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.actors.episode.answer import CheckedEnv, parsed
-from slipstream.common.records.message import Message, bare
+from slipstream.common.records.message import Message
 from slipstream.common.text.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
 from slipstream.common.text.chat import Chat, Extension
 from slipstream.envhub.driving import Parse
@@ -24,9 +24,7 @@ class Actions:
     action_format: ActionFormat
     parse: Parse | None = None  # the engine's parser of calls
     shows: bool = False  # each prompt lists the admissible actions
-    enforces: bool = False  # no other action than an admissible one is valid
     tools: Sequence[Mapping[str, Any]] = ()  # those in the prompts; none unless actions are calls
-    possible: Sequence[str] = ()  # the admissible actions now, if they are shown or enforced
 
     async def opening(self, first: Observation) -> tuple[Message, ...]:
         """Return the first messages as the policy sees them.
@@ -46,17 +44,13 @@ class Actions:
     async def read(self, reply: str, *, tokens: list[int], prompt: list[int]) -> ParsedAction:
         """Return the action in `reply`, which the conversation has just recorded.
 
-        An enforced action that was cut off, or whose mark was written in a way that the engine does not stop at, is
-        invalid. Raises EnvError if the format fails, EngineError if the engine cannot parse.
+        Raises EnvError if the format fails, EngineError if the engine cannot parse.
         """
         if isinstance(self.action_format, ToolCalls) and self.parse is not None:
             tools = [dict(tool) for tool in self.tools]
             answer = await self.parse(reply, tokens=tokens, prompt=prompt, tools=tools)
             return called(answer, as_text=tools == [ACT])
-        action = parsed(self.action_format, self.chat.answer)
-        if self.enforces and bare(action.text) not in map(bare, self.possible):
-            return ParsedAction(text="", valid=False)
-        return action
+        return parsed(self.action_format, self.chat.answer)
 
     async def shown(self, action: ParsedAction, observation: Observation) -> tuple[Message, ...]:
         """Return the environment's messages as the policy sees them: the answer to a call is the result of a tool.
@@ -73,14 +67,11 @@ class Actions:
         return tuple(Message("tool", each.content) if each.role == "user" else each for each in messages)
 
     async def _listed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Note the actions that are possible now, and return `messages` with them at their end if they are shown."""
-        shows = self.shows and bool(messages)
-        if shows or self.enforces:
-            self.possible = await self.env.admissible(key="show_admissible" if shows else "enforce_admissible")
-        if not shows:
+        """Return `messages`, with the actions that are possible now at their end if they are shown."""
+        if not self.shows or not messages:
             return messages
-        last = messages[-1]
-        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(self.possible)}"))
+        last, possible = messages[-1], await self.env.admissible()
+        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(possible)}"))
 
 
 def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat) -> tuple[Message, ...]:

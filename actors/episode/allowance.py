@@ -18,7 +18,6 @@ class Allowance:
     episode_timeout_s: float
     rules: ChatRules = field(default_factory=ChatRules)
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
-    enforces_admissible: bool = False  # whether actions are sampled among them
     max_thought_tokens: int = 0  # after which a thought is closed; 0: no limit of its own
 
     @classmethod
@@ -30,7 +29,6 @@ class Allowance:
             episode_timeout_s=config.env.episode_timeout_s,
             rules=ChatRules.of(config.model),
             shows_admissible=config.env.show_admissible,
-            enforces_admissible=config.env.enforce_admissible,
             max_thought_tokens=config.sampling.max_thought_tokens,
         )
 

@@ -139,12 +139,12 @@ class CheckedEnv:
         digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
         return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
 
-    async def admissible(self, *, key: str) -> list[str]:
-        """Return the actions that are possible now. Raises EnvError if there are none, which `env.KEY` needs."""
+    async def admissible(self) -> list[str]:
+        """Return the actions that are possible now, for `env.show_admissible`. Raises EnvError if there are none."""
         with Boundary():
             found = [valid_text(str(choice)) for choice in await ask(self._env, self._env.admissible) or ()]
         if not found:
-            raise EnvError(f"`env.{key}` is on, but the environment does not list its actions")
+            raise EnvError("`env.show_admissible` is on, but the environment does not list its actions")
         return found
 
 

@@ -1,7 +1,7 @@
 """Plays one episode, from `reset` to its record. It records facts only; the learner computes advantages from them.
 
-What a run adds to an episode is around this loop. Enforced actions and the limit of a thought are samplers; a search's
-snapshots and hints are an environment; a preempted episode continues as its record says (`resume`).
+What a run adds to an episode is around this loop. The limit of a thought is a sampler; a search's snapshots and hints
+are an environment; a preempted episode continues as its record says (`resume`).
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from slipstream.actors.episode.actions import Actions
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import CheckedEnv, in_tokens
 from slipstream.actors.episode.drive import drive
-from slipstream.actors.episode.enforced import Enforcer
 from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange, ReplayMismatch
 from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.common.records.trajectory import OUTCOME_OF, StopReason, Trajectory
@@ -122,10 +121,7 @@ async def rollout(
                 action_format=action_format,
                 parse=parse,
                 shows=allowance.shows_admissible,
-                enforces=allowance.enforces_admissible,
             )
-            if allowance.enforces_admissible:
-                sampler = Enforcer(sampler, actions, max_tokens=allowance.max_tokens)
             stop_reason = await _play(record, checked, sampler, actions, allowance)
             if not record.turns:
                 raise EnvError(

@@ -32,7 +32,6 @@ class ThoughtLimit(Sampler):
         self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Continue `tokens`; a thought that began within these, or with the reply, is closed. Raises as the sampler."""
-        assert restriction is None, "`env.enforce_admissible` is refused with `sampling.max_thought_tokens`"
         room = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
         if room <= self._max_thought_tokens:
             return await self._sampler.generate(tokens, sampling, seed=seed)

@@ -19,7 +19,7 @@ from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.common.text.action_format import ACT, ToolCalls, format_of, marks_of
+from slipstream.common.text.action_format import ACT, ToolCalls, format_of
 from slipstream.common.text.chat import Chat, ChatRules
 from slipstream.common.text.chat_template import REFUSALS
 from slipstream.common.text.codec import encoder
@@ -45,17 +45,16 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     _check_judges(run, tokenizer)
     for label, part in run.env.entries().items():
         if part.name in DRIVING:
-            _refuse_admissible(run, part.name, "plays its episodes itself")
+            if run.env.show_admissible:
+                raise _without_list(part.name, "plays its episodes itself")
             continue  # it renders its prompts itself
         try:
-            first, possible = asyncio.run(_first_observation(run, label))
+            first = asyncio.run(_first_observation(run, label))
         except (EnvError, EpisodeFailed) as error:
             log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
             continue
         _check(run, part.name, first, tokenizer)
         asyncio.run(_check_lengths(run, label, part, tokenizer))
-        if run.env.enforce_admissible:
-            _check_enforced(run, first, possible, tokenizer)
 
 
 def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -94,30 +93,26 @@ async def _check_lengths(run: Config, label: str, part: MixtureEntry, tokenizer:
         )
 
 
-async def _first_observation(run: Config, label: str) -> tuple[Observation, list[str]]:
-    """The first observation of an environment's first task, and what is possible in it, if that matters.
+async def _first_observation(run: Config, label: str) -> Observation:
+    """The first observation of an environment's first task, which is held out if `env.options` name only those.
 
-    The task is held out if `env.options` name only those. Raises EnvError, EpisodeFailed.
+    Raises EnvError, EpisodeFailed; ConfigError if the run shows what is possible, and the environment does not list it.
     """
     options = run.env.entries()[label].options
     split = "held_out" if options.get("held_out") and not options.get("train") else "train"
     task, timeout_s = Task(env=label, split=split, index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
         observation = await CheckedEnv(env, timeout_s=timeout_s).reset(task)  # type: ignore[arg-type]
-        possible = list[str]()
-        if run.env.show_admissible or run.env.enforce_admissible:
+        if run.env.show_admissible:
             with Boundary():
-                possible = list(map(str, env.admissible() or ()))  # type: ignore[union-attr]
+                possible = list(env.admissible() or ())  # type: ignore[union-attr]
             if not possible:
-                _refuse_admissible(run, run.env.entries()[label].name, "does not list its actions")
-        return observation, possible
+                raise _without_list(run.env.entries()[label].name, "does not list its actions")
+        return observation
 
 
-def _refuse_admissible(run: Config, name: str, why: str) -> None:
-    """Raise ConfigError if a setting needs the actions that are possible in the environment `name`."""
-    for key in ("show_admissible", "enforce_admissible"):
-        if getattr(run.env, key):
-            raise ConfigError(f"`env.{key}` must be false for `env.name` {name}: it {why}")
+def _without_list(name: str, why: str) -> ConfigError:
+    return ConfigError(f"`env.show_admissible` must be false for `env.name` {name}: it {why}")
 
 
 def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -157,26 +152,3 @@ def _explained(
             f"the chat template in {tokenizer.name_or_path} refuses {what}, whose roles are "
             f"{', '.join(message.role for message in messages)}: {error}; {cure}"
         ) from error
-
-
-def _check_enforced(run: Config, first: Observation, possible: list[str], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raise ConfigError if an action that is `possible` at first could not be a valid reply."""
-    action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
-    chat.open(with_instructions(tuple(first.messages), action_format))
-    encode, most = encoder(tokenizer), run.sampling.max_turn_tokens
-    marks = marks_of(action_format)
-    is_alone = marks is not None and not marks.opening.strip()
-    for action in possible:
-        tokens = encode(action_format.write(action))
-        if len(tokens) >= most:
-            raise ConfigError(
-                f"`sampling.max_turn_tokens` must be above {len(tokens)} with env.enforce_admissible, got {most}: the "
-                f"action {action!r:.100} has so many tokens, and its end is one more"
-            )
-        chat.reply(tokens)
-        if is_alone and not action_format.parse(chat.answer).valid:
-            raise ConfigError(
-                f"`env.enforce_admissible` must be false with `env.action_format` {run.env.action_format} and this "
-                "chat template: its prompt opens a thought, in which no action counts; choose a format with marks, "
-                "such as action_tag, or turn the thought off in model.template_arguments"
-            )

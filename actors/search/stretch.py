@@ -48,8 +48,7 @@ async def play_stretch(
     async with fresh_env(setup.envs, record.attempt.task, timeout_s=allowance.step_timeout_s) as env:
         if not isinstance(env, DrivingEnv):
             num_steps = num_turns if max_turns < allowance.max_turns else 0  # nothing follows the last turn
-            lists_actions = allowance.shows_admissible or allowance.enforces_admissible
-            env = SearchEnv(env, begin=begin, num_steps=num_steps, hint=hint, lists_actions=lists_actions)
+            env = SearchEnv(env, begin=begin, num_steps=num_steps, hint=hint, lists_actions=allowance.shows_admissible)
         trajectory = await rollout(
             record,
             env=env,

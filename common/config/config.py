@@ -192,13 +192,6 @@ def _check_turns(config: Config) -> None:
         config.sampling.max_turn_tokens,
         "prompts take up to three quarters of the context then",
     )
-    require(
-        not (config.sampling.max_thought_tokens and config.env.enforce_admissible),
-        "sampling.max_thought_tokens",
-        "0 with env.enforce_admissible",
-        config.sampling.max_thought_tokens,
-        "there the free part of a reply ends at the mark of an action",
-    )
     if config.env.action_format == TOOLS:
         require(
             config.model.tool_parser != "",

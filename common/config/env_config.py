@@ -35,7 +35,6 @@ class EnvConfig:
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
     show_admissible: bool = False  # every observation ends with the list of the actions that are possible in it
-    enforce_admissible: bool = False  # the action of a reply is sampled among those that are possible
     step_timeout_s: Positive = 30.0  # a reset or step that takes longer is an env failure
     episode_timeout_s: Positive = 600.0  # an episode that takes longer is stopped and played again
     num_train_tasks: Annotated[int | None, Ge(1)] = None  # once each before any twice; None: a file's rows, or 100,000

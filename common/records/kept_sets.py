@@ -1,8 +1,9 @@
 """The kept sets of sampled tokens: those that could be sampled, over which the policy's softmax ran.
 
-Top-k and top-p keep a set of every token; `env.enforce_admissible` has one for each token of an action. Without them a
-log-probability that is comparable to the recorded one cannot be computed. The set of top-k and top-p depends on all
-logits of the policy that sampled, and another policy, or the same one with other arithmetic, keeps another set.
+Top-k and top-p keep a set of every token; `sampling.max_thought_tokens` has one for each token of a mark that closes a
+thought. Without them a log-probability that is comparable to the recorded one cannot be computed. The set of top-k and
+top-p depends on all logits of the policy that sampled, and another policy, or the same one with other arithmetic, keeps
+another set.
 """
 
 from collections.abc import Sequence

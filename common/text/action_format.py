@@ -208,24 +208,9 @@ def action_format(name: str, defined: Mapping[str, Any] | None = None) -> Action
     return FORMATS[name]
 
 
-def marks_of(action_format: ActionFormat) -> Marked | None:
-    """The texts before and after an action; None if only the format itself knows how actions are written."""
-    if isinstance(action_format, Marked):
-        return action_format
-    return action_format.marks if isinstance(action_format, Defined) else None
-
-
 def check_formats(env: EnvConfig) -> None:
     """Raise ConfigError unless `env.action_format` and every format of `env.formats` can be used."""
-    if marks_of(format_of(env)) is None:
-        require(
-            not env.enforce_admissible,
-            "env.enforce_admissible",
-            "false with env.action_format tools or module:Class",
-            True,
-            "only a format with marks says where an action begins: choose action_tag, or define yours in env.formats",
-        )
-    for name in env.formats:
+    for name in (env.action_format, *env.formats):
         action_format(name, env.formats)
 
 

@@ -74,7 +74,7 @@ class Chat:
         self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, started_at_s: float | None = None
     ) -> None:
         """`started_at_s` is the unix time whose date a template may write into the system message; default: now."""
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self._rules = rules or ChatRules()
         self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
         self._encode = encoder(tokenizer)
@@ -115,11 +115,7 @@ class Chat:
     @property
     def answer(self) -> str:
         """The last reply without the thought that it begins with; empty if that thought never ended."""
-        return self.answer_of(self._reply)
-
-    def answer_of(self, reply: str) -> str:
-        """The same of a `reply` to the last prompt that is not recorded."""
-        return without_thought(reply, prompt=self.text, marks=self._thoughts)
+        return without_thought(self._reply, prompt=self.text, marks=self._thoughts)
 
     def extend(self, messages: tuple[Message, ...]) -> Extension:
         """Add the environment's answer; return the tokens that the next prompt adds.
@@ -223,7 +219,7 @@ class Chat:
         return list(alternating(messages) if self._rules.roles == "alternate" else messages)
 
     def _rendered(self, messages: Sequence[Message]) -> str:
-        return prompt(self.tokenizer, messages, today=self._today, tools=self._tools)
+        return prompt(self._tokenizer, messages, today=self._today, tools=self._tools)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -188,15 +188,13 @@ def _check_teacher_url(config: Config) -> None:
         ("sampling.top_p", sampling.top_p, 1),
         ("sampling.top_k", sampling.top_k, 0),
         ("sampling.max_thought_tokens", sampling.max_thought_tokens, 0),  # a server knows no mark that was not sampled
-        ("env.enforce_admissible", config.env.enforce_admissible, False),
     ):
-        shown = str(only).lower()
         require(
             value == only,
             key,
-            f"{shown} with a URL as `objective.reference_model`",
+            f"{only} with a URL as `objective.reference_model`",
             value,
-            f"a server gives log-probabilities of the whole distribution; set it to {shown}, or use a folder",
+            f"a server gives log-probabilities of the whole distribution; set it to {only}, or use a folder",
         )
 
 

@@ -160,7 +160,7 @@ def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokeni
         engine=cast(Engine, None),
         tokenizer=tokenizer,
         action_format=format_of(config.env),
-        allowance=replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0),  # the server chooses
+        allowance=replace(Allowance.of(config), max_thought_tokens=0),  # the server chooses
         provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
         episodes=Episodes(max_running=server.client.max_concurrent),
         scoring=scoring_of(config, tokenizer),

@@ -216,7 +216,7 @@ def expert_episodes(
     written_as = format_of(config.env)
     written_as.write("")
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
-    allowance = replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0)  # an expert chooses
+    allowance = replace(Allowance.of(config), max_thought_tokens=0)  # an expert chooses
     work = LongWork("episodes of the expert", len(tasks), report=report_on_stderr)
     if allowance.rules.context == "summary":  # an expert writes none
         allowance = replace(allowance, rules=replace(allowance.rules, context="stop"))

@@ -50,8 +50,6 @@ from tests.tools.run.tiny_model import FLOAT32
 NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
-MARKS = {"marks": {"write": "find {action} under"}}
-ENFORCED = ("", "plain", "marks")  # the format in which a player enforces its actions; "" is plain without that
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
 CUT_SAMPLING = Sampling(temperature=0.9, top_p=0.9, top_k=5, max_turn_tokens=32)
 
@@ -112,7 +110,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     settings = publisher_settings(redis_url, run_id, entries, learner_epoch=1, chunk_bytes=1 << 20)
     publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     receiver = dataclasses.replace(RECEIVER, redis_url=redis_url, run_id=run_id, chunk_bytes=1 << 20)
-    engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver, restricts=True)
+    engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver)
     counts = RefreshCounts()
     try:
         trajectories = asyncio.run(
@@ -147,8 +145,6 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
         check(trajectory, vocab_size=policies.models[0].vocab_size)
     if sampling.is_cut:
         check_kept_sets(trajectories, policies.models)
-    else:
-        check_enforced(trajectories, policies.models)
     another = [*policies.models[1:], policies.models[0]]
     assert np.abs(recomputed(another, trajectories[0]) - recomputed(policies.models, trajectories[0])).max() > 0.1
 
@@ -167,20 +163,6 @@ def check_kept_sets(trajectories: list[Trajectory], models: list[PackedModel]) -
     assert worst > 0.1
 
 
-def check_enforced(trajectories: list[Trajectory], models: list[PackedModel]) -> None:
-    """Some tokens were chosen and some were free in one turn, and without the masks the learner would be far off."""
-    enforced = [trajectory for trajectory in trajectories if trajectory.kept is not None]
-    counts = [trajectory.kept.count_array() for trajectory in enforced if trajectory.kept]
-    assert sum(bool(each.all()) for each in counts) > 2, "plain: every token is chosen"
-    assert sum(bool(each.any() and not each.all()) for each in counts) > 2, "marks: a thought, then an action"
-    worst = max(
-        float(np.abs(recomputed(models, whole) - whole.behaviour_logprob_array()).max())
-        for whole in (msgspec.structs.replace(trajectory, kept=None) for trajectory in enforced)
-    )
-    print(f"{sum(map(np.count_nonzero, counts))} tokens of enforced actions; without masks off by {worst:.2f} nats")
-    assert worst > 0.1
-
-
 async def episodes_under_refreshes(
     engine: VllmEngine,
     publisher: Publisher,
@@ -190,10 +172,7 @@ async def episodes_under_refreshes(
     run_id: str,
     sampling: Sampling,
 ) -> list[Trajectory]:
-    """Every episode of NUM_EPISODES players who continue until the last version is served.
-
-    One in three enforces its actions, and one in three in a format with marks, which it writes by chance.
-    """
+    """Every episode of NUM_EPISODES players who continue until the last version is served."""
     bulletin = Bulletin(client, run_id)
     publisher.publish(full_tensors(policies.models[0]), policy_version=0)  # served already; but its process is up then
     async with asyncio.timeout(120):
@@ -202,8 +181,7 @@ async def episodes_under_refreshes(
     refreshing = asyncio.create_task(keep_fresh(engine, bulletin.later, counts, Pin(), PollInterval()))
     task_indices = itertools.count()
     players = [
-        asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling, enforced=enforced))
-        for enforced in ENFORCED * (NUM_EPISODES // len(ENFORCED))
+        asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling)) for _ in range(NUM_EPISODES)
     ]
     try:
         async with asyncio.timeout(240):
@@ -220,7 +198,7 @@ async def episodes_under_refreshes(
 
 
 async def play(
-    engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str, sampling: Sampling, *, enforced: str
+    engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str, sampling: Sampling
 ) -> list[Trajectory]:
     """One episode after another, until one began under the last version."""
     tokenizer, trajectories = AutoTokenizer.from_pretrained(folder), []
@@ -235,10 +213,8 @@ async def play(
                 env=make_env("shop", OPTIONS),
                 sampler=engine,
                 tokenizer=tokenizer,
-                action_format=action_format(enforced or "plain", MARKS),
-                allowance=dataclasses.replace(
-                    ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0, enforces_admissible=bool(enforced)
-                ),
+                action_format=action_format("plain"),
+                allowance=dataclasses.replace(ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0),
             )
         )
     return trajectories

@@ -291,12 +291,6 @@ def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu(tmp_
     assert vllm_start._cpu_options(0)["kv_cache_memory_bytes"] == 64 << 20
 
 
-def test_nothing_overlaps_in_an_engine_that_masks_logits(tmp_path: Path) -> None:
-    small = shapes_folder(tmp_path, num_weights=1 << 30)
-    assert gpu_options(small)["async_scheduling"]
-    assert not gpu_options(small, "env.enforce_admissible=true")["async_scheduling"]
-
-
 def test_an_engine_leaves_the_room_of_a_shadow_within_its_share_if_its_kv_cache_keeps_half(tmp_path: Path) -> None:
     def share(*settings: str, redis_url: str = "redis://127.0.0.1:1") -> float:
         options = gpu_options(str(tmp_path), *settings, redis_url=redis_url)

@@ -38,7 +38,7 @@ Script = Callable[[list[int], int | None], list[int]]
 ALLOWANCE = Allowance(max_turns=8, max_tokens=256, step_timeout_s=30.0, episode_timeout_s=600.0)
 
 
-def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7, temperature: float = 1.0) -> Attempt:
+def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7) -> Attempt:
     return Attempt(
         run_id="run",
         task=Task(env="shop", split="train", index=index),
@@ -46,7 +46,7 @@ def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7, temp
         member=1,
         attempt=0,
         actor="actor-0",
-        sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
         seed=seed,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )

@@ -287,9 +287,18 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
     assert not any("Possible actions" in message.content for message in record.exchanges[-1].answer)
 
 
-def test_an_environment_that_lists_no_actions_is_refused_before_an_engine_starts() -> None:
-    config = load_config(None, ["env.name=tools", "env.options.profile=small", "env.show_admissible=true"])
-    with pytest.raises(ConfigError, match=r"`env\.show_admissible` must be false for `env\.name` tools"):
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["env.name=tools", "env.options.profile=small"], "tools: it does not list its actions"),
+        (["env.name=agent", "env.options.agent=a:b"], "agent: it plays its episodes itself"),
+    ],
+)
+def test_an_environment_that_lists_no_actions_is_refused_before_an_engine_starts(
+    overrides: list[str], complaint: str
+) -> None:
+    config = load_config(None, ["env.show_admissible=true", *overrides])
+    with pytest.raises(ConfigError, match=rf"`env\.show_admissible` must be false for `env\.name` {complaint}"):
         check_template(config, shop_tokenizer())
     check_template(load_config(None, ["env.show_admissible=true"]), shop_tokenizer())
 

@@ -7,20 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.records.trajectory import Sampling, Trajectory
 from slipstream.common.text.action_format import FORMATS
+from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, engine_of, play
-from tests.actors.episode.test_enforced import Policy
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -96,6 +97,29 @@ def test_a_thought_whose_mark_leaves_no_room_for_an_answer_is_cut_off() -> None:
     assert not any(turn.valid_action for turn in episode.turns)
 
 
+class Policy:
+    """A tiny model as the engine."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._model, self._ends = model, end_tokens(tokenizer)
+        self.seeds = list[int]()  # of its generations
+
+    async def generate(
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
+    ) -> Completion:
+        assert seed is not None
+        self.seeds.append(seed)
+        chance, written, logprobs = torch.Generator().manual_seed(seed), list[int](), list[float]()
+        while len(written) < sampling.max_turn_tokens and not self._ends.intersection(written):
+            with torch.no_grad():
+                logits = self._model(torch.tensor([tokens + written])).logits[0, -1].double()
+            probabilities = logits.softmax(-1)
+            written.append(int(torch.multinomial(probabilities, 1, generator=chance)))
+            logprobs.append(float(probabilities[written[-1]].log()))
+        reason = "stop" if written[-1] in self._ends else "length"
+        return completion_of(written, logprobs, finish_reason=reason)
+
+
 def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path: Path, ranks: Ranks) -> None:
     tokenizer = byte_tokenizer(OPENS)
     save_tiny_model(tmp_path, vocab_size=len(tokenizer))
@@ -132,7 +156,6 @@ def test_kept_sets_of_a_run_with_top_k_stay_beside_those_of_the_mark() -> None:
     [
         (["sampling.max_thought_tokens=32"], r"must be 0, or below sampling\.max_turn_tokens = 32, got 32"),
         (["sampling.max_thought_tokens=-1"], r"must be 0, or below"),
-        (["sampling.max_thought_tokens=8", "env.enforce_admissible=true"], r"must be 0 with env\.enforce_admissible"),
     ],
 )
 def test_a_limit_that_cannot_hold_is_refused(overrides: list[str], complaint: str) -> None:

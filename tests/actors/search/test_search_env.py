@@ -78,15 +78,6 @@ def test_snapshots_equal_replays(case: Case, tmp_path: Path, steps: list[str], m
     assert (restored.num_failed, replayed.num_failed) == (0, 0) and restored.trajectories
 
 
-@pytest.mark.parametrize("begins_anew", [False, True])
-def test_actions_are_enforced_in_a_search(begins_anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorldEnv, "replay_only", begins_anew)
-    config = settings(*SHOP, "env.enforce_admissible=true")
-    found = search(config, wavering(config, right=1.0), tmp_path, width=1)
-    assert found.num_failed == 0 and [each.success for each in found.trajectories] == [True]
-    assert all(each.kept is not None for each in found.trajectories)
-
-
 @pytest.mark.parametrize("fault", ["raises", "is of another state"])
 def test_a_snapshot_that_cannot_be_used_fails_the_branch_and_says_why(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -114,7 +114,7 @@ BORDERS: dict[str, Callable[[], Any]] = {
     ),
     "an observation": lambda: asyncio.run(ECHO.step("")),
     "a state": lambda: ECHO.state_key(),
-    "a listed action": lambda: asyncio.run(ECHO.admissible(key="show_admissible")),
+    "a listed action": lambda: asyncio.run(ECHO.admissible()),
     "a message to a judge": lambda: msgspec.json.encode([Message("user", HALF)]),
 }
 

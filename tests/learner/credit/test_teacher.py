@@ -179,7 +179,6 @@ def test_an_address_may_end_with_a_slash(server: Server) -> None:
     ("setting", "why"),
     [
         ("sampling.temperature=0.7", "`sampling.temperature` must be 1 with a URL"),
-        ("env.enforce_admissible=true", "`env.enforce_admissible` must be false with a URL"),
         ("sampling.top_k=20", "`sampling.top_k` must be 0 with a URL"),
         ("objective.kl_place=loss", "kl_place"),
     ],
