@@ -1,8 +1,6 @@
 """The interface of an inference engine: tokens in, tokens out, each with its log-probability and policy version."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +11,6 @@ from slipstream.common.records.tool_call import ParsedAnswer
 from slipstream.common.records.trajectory import Sampling, Turn, VersionSpan
 from slipstream.common.transfer.weights import Offer
 
-Choices = Sequence[Sequence[int]]  # of tokens, among which a generation is chosen
 Moving = TypeVar("Moving", Turn, VersionSpan)
 
 
@@ -30,44 +27,12 @@ class EngineSpoiled(EngineDied):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Restriction:
-    """What a generation may write, beside its sampling."""
-
-    choices: list[list[int]]  # one of these, then an end-of-turn token; empty: anything
-    stops: list[str]  # it also ends with the token that completes one of these texts
-
-
-def widest(choices: Choices, *, ends: Collection[int]) -> int:
-    """The largest number of tokens among which one is sampled."""
-    return max(map(len, following_tokens(choices, ends=ends).values()))
-
-
-def following_tokens(choices: Choices, *, ends: Collection[int]) -> dict[tuple[int, ...], set[int]]:
-    """By the beginning of a choice, the tokens that may follow it.
-
-    The engine masks the logits, so that it samples from these. With logits z, the set A of these tokens and the
-    temperature T:
-
-        p(token) = exp(z[token] / T) / sum over A of exp(z / T)
-
-    The engine records the logarithm of this p, and A as the kept set of the token: the learner's softmax runs over the
-    same tokens. Texts are no part of it, so it is right for every tokenizer, also for one that loses spaces.
-    """
-    following = defaultdict[tuple[int, ...], set[int]](set)
-    for choice in choices:
-        for place, token in enumerate(choice):
-            following[tuple(choice[:place])].add(token)
-        following[tuple(choice)].update(ends)
-    return following
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """The result of one generation."""
 
     tokens: list[int]  # including the end-of-turn token if it was sampled
     logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one for each token
-    kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut` or the generation is one of several choices
+    kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut`, or a thought was closed
     version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
     finish_reason: str  # "stop" or "length"
 
@@ -132,9 +97,7 @@ class Served:
 class Sampler(Protocol):
     """Generates the actions of an episode: an engine, or an expert that writes its own."""
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens`. Cancelling the awaiting task aborts the request.
 
         Raises EngineError if only this request failed, EngineDied if every other one would fail too.

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.engine.engine import Completion
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.actors_config import WHOLE_GPU, ActorsConfig
 from slipstream.common.config.config import Config
@@ -33,7 +33,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tool_parser: str = ""  # vLLM's name; with both empty, answers are not parsed
     reasoning_parser: str = ""
     template_arguments: dict[str, Any] = {}
-    restricts: bool = False  # it takes generations with a Restriction, for which vLLM needs the tokenizer
 
 
 def engine_settings(
@@ -66,7 +65,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_tokens: int
     sampling: Sampling
     seed: int | None
-    restriction: Restriction | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

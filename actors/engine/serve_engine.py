@@ -23,7 +23,6 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from slipstream.actors.engine import orders
 from slipstream.actors.engine.answer_parser import AnswerParser
 from slipstream.actors.engine.candidates import num_candidates
-from slipstream.actors.engine.engine import widest
 from slipstream.actors.engine.version_trial import Trial, refused
 from slipstream.actors.engine.vllm_start import (
     engine_name,
@@ -179,9 +178,6 @@ class Server:
         return generations if scores is None else self._judge(scores)
 
     def _num_candidates(self, generate: orders.Generate) -> int:
-        choices = generate.restriction.choices if generate.restriction else []
-        if choices:  # one more than could be sampled, so that a mask that was not applied is noticed
-            return min(widest(choices, ends=self._stop_token_ids) + 1, int(self._vocab_size))
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
     def _report_load(self, generations: list[orders.Ended | orders.Failed]) -> None:
@@ -219,7 +215,6 @@ class Server:
             seed=generate.seed,
             stop_token_ids=self._stop_token_ids,
             num_candidates=self._num_candidates(generate),
-            restriction=generate.restriction,
         )
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)

@@ -26,7 +26,6 @@ from slipstream.actors.engine.engine import (
     EngineError,
     EngineLoad,
     EngineSpoiled,
-    Restriction,
     Served,
 )
 from slipstream.actors.engine.vllm_environment import vllm_environment
@@ -109,7 +108,7 @@ class VllmEngine:
         Raises ValueError if vLLM refuses the model or the sizes, EngineDied if it does not start.
         """
         self._process = process
-        self._max_tokens, self._restricts = settings.max_tokens, settings.restricts
+        self._max_tokens = settings.max_tokens
         self._served = Served(settings.policy_version)
         self._staged_version: int | None = None
         # A safeguard: an older stage may have to end first, and each may miss its broadcast and then pull.
@@ -141,28 +140,19 @@ class VllmEngine:
     def pid(self) -> int:
         return self._process.pid
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens` up to an end-of-turn token, `sampling.max_turn_tokens` or the end of the context.
 
         At temperature 0 it returns the most likely tokens, with their log-probabilities at temperature 1. With `seed`
         the request has a random generator of its own. Cancelling the awaiting task aborts the request.
 
-        Raises ValueError for a prompt that leaves no room or contains unknown tokens, and for a `restriction` without
-        `EngineSettings.restricts`; EngineError if this generation fails, EngineDied if the engine is gone.
+        Raises ValueError for a prompt that leaves no room or contains unknown tokens, EngineError if this generation
+        fails, EngineDied if the engine is gone.
         """
         check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
-        if restriction is not None and not self._restricts:
-            raise ValueError("this engine was started without `restricts`, and cannot restrict a generation")
         num_tokens = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
         order = orders.Generate(
-            call=next(self._calls),
-            tokens=tokens,
-            num_tokens=num_tokens,
-            sampling=sampling,
-            seed=seed,
-            restriction=restriction,
+            call=next(self._calls), tokens=tokens, num_tokens=num_tokens, sampling=sampling, seed=seed
         )
         try:
             completion: Completion = await self._ordered(order, self._generating)

@@ -5,9 +5,7 @@ vLLM reads the environment when it is imported, so import this module only in a 
 
 import math
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,9 @@ from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from slipstream.actors.engine.candidates import CandidatesCut, kept_of_candidates
-from slipstream.actors.engine.engine import Completion, Restriction, following_tokens
+from slipstream.actors.engine.engine import Completion
 from slipstream.actors.engine.orders import Ended, EngineSettings, Failed
 from slipstream.actors.engine.shadow_memory import room_for_shadow
 from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION
@@ -40,31 +37,6 @@ CPU_OPTIONS = {
     "enable_chunked_prefill": False,  # a prompt in parts resets a request's random generator, which CPUs do not support
 }
 CPU_KV_CACHE_BYTES = 64 << 20
-CHOICES = "choices"  # of a request, in its extra arguments
-
-
-class ChoiceMask(AdapterLogitsProcessor):  # type: ignore[misc]
-    """vLLM's hook that masks the logits of requests with CHOICES.
-
-    vLLM's structured outputs cannot: they match texts, and a grammar of tokens in xgrammar 0.2.8 lets others through.
-    """
-
-    def is_argmax_invariant(self) -> bool:
-        """Whether the likeliest token stays the same."""
-        return False
-
-    def new_req_logits_processor(
-        self, params: SamplingParams
-    ) -> Callable[[list[int], torch.Tensor], torch.Tensor] | None:
-        """The mask of one request; None if it may generate anything."""
-        choices = (params.extra_args or {}).get(CHOICES)
-        return partial(_masked, following_tokens(choices, ends=params.stop_token_ids)) if choices else None
-
-
-def _masked(following: Mapping[tuple[int, ...], set[int]], written: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """The logits of the tokens that may follow `written`; -inf for all others."""
-    allowed = torch.tensor(sorted(following[tuple(written)]), device=logits.device)
-    return torch.full_like(logits, -math.inf).index_copy_(0, allowed, logits[allowed])
 
 
 def start_vllm(settings: EngineSettings) -> LLMEngine:
@@ -73,8 +45,6 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
     Raises ValueError if vLLM refuses the model or the sizes.
     """
     on_gpu = torch.cuda.is_available()
-    if settings.restricts:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second model runner takes other logits processors
     if not on_gpu:
         # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -108,8 +78,7 @@ def _arguments(settings: EngineSettings, *, gpu_bytes: int) -> EngineArgs:
         max_model_len=settings.max_tokens,
         max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
         tensor_parallel_size=settings.tensor_parallel,
-        skip_tokenizer_init=not settings.restricts,  # only a text that ends a generation needs it
-        logits_processors=[ChoiceMask] if settings.restricts else None,
+        skip_tokenizer_init=True,  # tokens in, tokens out
         generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours
         logprobs_mode="processed_logprobs",  # of the distribution from which tokens are sampled
         max_logprobs=MAX_KEPT_TOKENS,
@@ -136,16 +105,11 @@ def _cpu_options(kv_cache_bytes: int) -> dict[str, Any]:
 def gpu_options(settings: EngineSettings, gpu_bytes: int) -> dict[str, Any]:
     """The options on a GPU: logits in float32, as the learner computes them; overlapped scheduling; and the memory.
 
-    Logits processors get the tokens so far, which are not known while a batch is in flight: with them nothing overlaps.
-
     With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU. It
     still refuses to start where the share is not free, so the share is next to nothing. Else vLLM gets the engine's
     share without the room for a shadow model.
     """
-    options: dict[str, Any] = {
-        "hf_overrides": {"head_dtype": "float32"},
-        "async_scheduling": not settings.restricts,
-    }
+    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}, "async_scheduling": True}
     if settings.kv_cache_bytes:
         return options | {"kv_cache_memory_bytes": settings.kv_cache_bytes, "gpu_memory_utilization": 0.01}
     share = settings.gpu_memory_utilization - shadow_room_bytes(settings, gpu_bytes) / gpu_bytes
@@ -186,16 +150,9 @@ def engine_name() -> str:
 
 
 def sampling_params(
-    sampling: Sampling,
-    *,
-    num_tokens: int,
-    seed: int | None,
-    stop_token_ids: list[int],
-    num_candidates: int,
-    restriction: Restriction | None = None,
+    sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int], num_candidates: int
 ) -> SamplingParams:
     """vLLM's parameters for one request of at most `num_tokens`, with `num_candidates` for each sampled token."""
-    choices, stops = (restriction.choices, restriction.stops) if restriction else ([], [])
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -205,10 +162,7 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         logprobs=num_candidates,  # in addition to the sampled token's
         flat_logprobs=True,
-        extra_args={CHOICES: choices} if choices else None,
-        stop=stops,
-        detokenize=bool(stops),
-        skip_special_tokens=False,
+        detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

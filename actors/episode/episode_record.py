@@ -53,10 +53,10 @@ class Attempt:
 
     def turn_seed(self, turn: int) -> int:
         """The seed of one generation, so that a trajectory depends only on the weights and on the run's seed."""
-        return reduce(mixed, (self.group_id, self.member, self.attempt, turn), self.seed)
+        return reduce(_mixed, (self.group_id, self.member, self.attempt, turn), self.seed)
 
 
-def mixed(seed: int, number: int) -> int:
+def _mixed(seed: int, number: int) -> int:
     """Another seed for each `number`."""
     return (seed * 1_000_003 + number + 1) % (1 << 62)
 

@@ -8,7 +8,7 @@ continues with its answer. The tokens of the mark are recorded with a kept set o
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, Restriction, Sampler
+from slipstream.actors.engine.engine import Completion, Sampler
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, following
@@ -28,9 +28,7 @@ class ThoughtLimit(Sampler):
         self._encode, self._decode = encoder(tokenizer), decoder(tokenizer)
         self._max_thought_tokens, self._max_tokens = max_thought_tokens, max_tokens
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens`; a thought that began within these, or with the reply, is closed. Raises as the sampler."""
         room = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
         if room <= self._max_thought_tokens:

@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, Engine, EngineError, Restriction, Sampler
+from slipstream.actors.engine.engine import Completion, Engine, EngineError, Sampler
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
@@ -195,9 +195,7 @@ class Served(Sampler):
     max_tokens: int
     answers: list[str] = field(default_factory=list)  # so far, without thoughts: a server gets none back
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Return the server's answer to the conversation, with its thought before it. Raises EngineError."""
         try:
             answered = await self.server.client.answer(self.server.body(self._conversation()))

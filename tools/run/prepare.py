@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.engine.engine import Completion
 from slipstream.actors.episode.actions import ADMISSIBLE
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
@@ -150,9 +150,7 @@ class NoisyExpert:
         self._env, self._tokenizer, self._format, self._noise = env, tokenizer, action_format, noise
         self._form = reply_form(tokenizer)
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """The tokens of the next action. Log-probabilities are 0, as nothing is sampled."""
         chance = random.Random(seed)
         choices = self._env.admissible()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.engine.engine import Completion
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
@@ -104,9 +104,7 @@ class Policy:
         self._model, self._ends = model, end_tokens(tokenizer)
         self.seeds = list[int]()  # of its generations
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         assert seed is not None
         self.seeds.append(seed)
         chance, written, logprobs = torch.Generator().manual_seed(seed), list[int](), list[float]()

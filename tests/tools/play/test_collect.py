@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.engine.engine import Completion
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.hint import FAILED, INTRODUCTION, REQUEST
 from slipstream.actors.episode.resume import resumed_record
@@ -57,10 +57,8 @@ WRONG = {"shop": "click [ buy now ]", "grid": "hm"}  # ends an episode without s
 class Varied(ScriptedEngine):
     """The scripted engine with log-probabilities that no two generations share."""
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
-        completion = await super().generate(tokens, sampling, seed=seed, restriction=restriction)
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        completion = await super().generate(tokens, sampling, seed=seed)
         chance = random.Random(seed)
         return replace(completion, logprobs=[-chance.random() for _ in completion.tokens])
 

@@ -5,20 +5,12 @@ For tests, and to measure the cost of the loop around an engine: only the schedu
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from slipstream.actors.engine.engine import (
-    Choices,
-    Completion,
-    EngineDied,
-    EngineLoad,
-    Restriction,
-    Served,
-    following_tokens,
-)
+from slipstream.actors.engine.engine import Completion, EngineDied, EngineLoad, Served
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.tool_call import ParsedAnswer
 from slipstream.common.records.trajectory import Sampling, VersionSpan
@@ -71,13 +63,10 @@ class ScriptedEngine:
     async def serving(self, policy_version: int) -> None:
         await self._served.reach(policy_version)
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Return the script's turn after `tokens`, when its last token is due. All log-probabilities are 0.
 
-        It has no texts, so nothing ends at `restriction.stops`. Raises ValueError for a prompt that leaves no room, for
-        an empty turn and for one outside `restriction.choices`, EngineDied after `close`.
+        Raises ValueError for a prompt that leaves no room and for an empty turn, EngineDied after `close`.
         """
         started_s = asyncio.get_running_loop().time()
         if self._closed:
@@ -90,16 +79,12 @@ class ScriptedEngine:
                 f"{self._max_tokens}; both must leave room"
             )
         written = turn[:room]
-        kept = kept_sets([[token] for token in written]) if sampling.is_cut else None
-        if restriction is not None and restriction.choices:
-            allowed = allowed_tokens(restriction.choices, written, ends=turn[-1:])
-            kept = kept_sets([list(tokens) for tokens in allowed])
         await self._until(started_s + self._schedule.due_s(len(written)))
         self._generated_tokens += len(written)
         return Completion(
             tokens=written,
             logprobs=[0.0] * len(written),
-            kept=kept,
+            kept=kept_sets([[token] for token in written]) if sampling.is_cut else None,
             version_spans=self._spans(started_s, len(written)),
             finish_reason="stop" if len(turn) <= room else "length",
         )
@@ -172,20 +157,3 @@ class ScriptedEngine:
 def _wake(due: asyncio.Future[None]) -> None:
     if not due.done():
         due.set_result(None)
-
-
-def allowed_tokens(choices: Choices, written: Sequence[int], *, ends: Collection[int]) -> list[set[int]]:
-    """What could be sampled at each place of `written`, one of `choices` with one of `ends` after it, or its beginning.
-
-    Raises ValueError if `written` has another token.
-
-    >>> allowed_tokens([[5, 6], [5], [7]], [5, 9], ends=[9])
-    [{5, 7}, {9, 6}]
-    """
-    following = following_tokens(choices, ends=ends)
-    allowed = []
-    for place, token in enumerate(written):
-        allowed.append(following.get(tuple(written[:place]), set()))
-        if token not in allowed[-1]:
-            raise ValueError(f"token {token} at place {place} of {list(written)} is in none of the choices")
-    return allowed

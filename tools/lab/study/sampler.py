@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from slipstream.actors.engine.engine import Completion, Restriction, Sampler
+from slipstream.actors.engine.engine import Completion, Sampler
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.tokenizer import absent_ids
 from slipstream.tools.lab.study.cached_qwen3 import CachedQwen3
@@ -88,18 +88,13 @@ class LockstepSampler:
             self._free.append(row)
             self._check_soon()
 
-    async def generate(
-        self, row: int, tokens: list[int], sampling: Sampling, *, seed: int | None, restriction: Restriction | None
-    ) -> Completion:
+    async def generate(self, row: int, tokens: list[int], sampling: Sampling, *, seed: int | None) -> Completion:
         """Continue `tokens`, of which the row has what came before.
 
         Raises ValueError for a prompt without room, and for anything but plain sampling.
         """
-        if sampling.temperature <= 0 or sampling.is_cut or restriction is not None:
-            raise ValueError(
-                "the sampler of studies needs temperature > 0, top_p 1, top_k 0 and no restriction, got "
-                f"{sampling}, {restriction}"
-            )
+        if sampling.temperature <= 0 or sampling.is_cut:
+            raise ValueError(f"the sampler of studies needs temperature > 0, top_p 1 and top_k 0, got {sampling}")
         room = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
         if room < 1:
             raise ValueError(f"a prompt of {len(tokens)} tokens leaves no room in {self._max_tokens}")
@@ -173,7 +168,5 @@ class _Seat:
     sampler: LockstepSampler
     row: int
 
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
-        return await self.sampler.generate(self.row, tokens, sampling, seed=seed, restriction=restriction)
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        return await self.sampler.generate(self.row, tokens, sampling, seed=seed)
