@@ -7,6 +7,7 @@ rules that matter to a conversation by tokens: what is trimmed, merged, dropped,
 # ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,39 +306,10 @@ DEEPSEEK_V3 = """{{ bos_token }}
 {%- endif %}
 {%- endfor %}"""
 
-# Results of tools are a message of the user's, each between two tags; every message ends with a line break.
-GRANITE4 = """{% if messages[0].role == 'system' %}{% set system, rest = messages[0].content, messages[1:] %}
-{% else %}{% set system, rest = 'You are a helpful assistant.', messages %}{% endif %}
-<|start_of_role|>system<|end_of_role|>{{ system }}
-{%- if tools %}
-
-<tools>
-{%- for tool in tools %}
-
-{{ tool | tojson }}
-{%- endfor %}
-
-</tools>
-{%- endif %}<|end_of_text|>
-{% for message in rest %}
-{% if message.role == 'tool' %}
-{% if loop.first or loop.previtem.role != 'tool' %}<|start_of_role|>user<|end_of_role|>{% endif %}
-
-<tool_response>
-{{ message.content }}
-</tool_response>
-{%- if loop.last or loop.nextitem.role != 'tool' %}<|end_of_text|>
-{% endif %}
-{% else %}
-<|start_of_role|>{{ message.role }}<|end_of_role|>{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}
-{{ '\n' if message.content or not loop.first else '' }}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|end_of_text|>
-{% endif %}
-{% endfor %}
-{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"""
+# As Qwen2.5's, with other marks: no line break follows a role, and every message ends with one.
+ROLE = r"<\|im_start\|>(user|system|assistant|\{\{ message.role \}\})\n?"
+GRANITE4 = re.sub(ROLE, r"<|start_of_role|>\1<|end_of_role|>", QWEN2_5.replace("\n\n# Tools", ""))
+GRANITE4 = GRANITE4.replace("<|im_end|>", "<|end_of_text|>")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Eight families of chat templates: no sampled token is encoded again, and every branch has a reason."""
 
 import asyncio
+import itertools
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from slipstream.common.rows.message_fields import read_message
 from slipstream.common.text.chat import Chat, ChatRules, reply_form
 from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import decoder
-from slipstream.common.text.dialogue import Tokeniser
+from slipstream.common.text.dialogue import Branch, Tokeniser
 from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
 from tests.actors.episode.episodes import attempt_on, engine_of
@@ -52,6 +54,12 @@ Encode = Callable[[str], list[int]]
 
 def encode_with(tokenizer: PreTrainedTokenizerBase) -> Encode:
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def with_template(template: str, folder: Path) -> PreTrainedTokenizerBase:
+    tokenizer = family_tokenizer("qwen2.5", folder)
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -145,27 +153,20 @@ def test_an_argument_of_the_template_keeps_thoughts_and_is_part_of_the_hash(tmp_
 @pytest.mark.parametrize(
     ("template", "written"),
     [
-        (
-            "{{ strftime_now('%d %b %Y') }} {{ strftime_now( \"%Y\" ) }} {{ strftime_now('%Y') }}",
-            "24 Jul 2026 2026 2026",
-        ),
+        ("{{ strftime_now('%d %b %Y') }}{{ strftime_now( \"%Y\" ) }}{{ strftime_now('%Y') }}", "24 Jul 202620262026"),
         ("{% if strftime_now is defined %}{{ strftime_now('%H:%M:%S') }}{% endif %}", "23:59:59"),
         ("{{ 'no date' }}", "no date"),
     ],
 )
 def test_every_date_that_a_template_writes_is_that_of_the_start(tmp_path: Path, template: str, written: str) -> None:
-    tokenizer = family_tokenizer("phi", tmp_path)
-    tokenizer.chat_template = template
-    assert (
-        rendered(tokenizer, [{"role": "user", "content": "a"}], today=datetime.fromtimestamp(MIDNIGHT_S - 1, UTC))
-        == written
-    )
+    tokenizer = with_template(template, tmp_path)
+    today = datetime.fromtimestamp(MIDNIGHT_S - 1, UTC)
+    assert rendered(tokenizer, [{"role": "user", "content": "a"}], today=today) == written
 
 
 @pytest.mark.parametrize("template", ["{{ strftime_now(form) }}", "{% set now = strftime_now %}{{ now('%Y') }}"])
 def test_a_template_whose_dates_cannot_be_kept_is_refused(tmp_path: Path, template: str) -> None:
-    tokenizer = family_tokenizer("phi", tmp_path)
-    tokenizer.chat_template = template
+    tokenizer = with_template(template, tmp_path)
     with pytest.raises(ValueError, match="must call strftime_now with a literal format"):
         rendered(tokenizer, [{"role": "user", "content": "a"}], today=datetime.fromtimestamp(MIDNIGHT_S, UTC))
 
@@ -176,12 +177,8 @@ def test_an_argument_has_its_value_in_the_template_alone(tmp_path: Path, templat
     tokenizer = family_tokenizer("phi", tmp_path)
 
     def shown(chat_template: str, **arguments: object) -> str:
-        text = {"text": "kept"} | arguments
-        return str(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": ""}], chat_template=chat_template, tokenize=False, **text
-            )
-        )
+        given = {"chat_template": chat_template, "text": "kept"} | arguments
+        return str(tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False, **given))
 
     template = template.replace("text", "text ~ (argument | tojson)")
     assert shown(str(with_arguments(template, {"argument": value}))) == shown(template, argument=value)
@@ -232,15 +229,15 @@ def conversation(family: str, *replies: str) -> list[Message]:
     return [*messages, Message("assistant", "done")]
 
 
-def learnt_texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int], mask: list[bool]) -> list[str]:
+def learnt_texts(tokenizer: PreTrainedTokenizerBase, branches: Sequence[Branch]) -> list[str]:
     """The text of each stretch of learned tokens."""
-    stretches: list[list[int]] = []
-    for place, token in enumerate(tokens):
-        if mask[place] and not (place and mask[place - 1]):
-            stretches.append([])
-        if mask[place]:
-            stretches[-1].append(token)
-    return [tokenizer.decode(stretch) for stretch in stretches]
+    texts: list[str] = []
+    for branch in branches:
+        pairs = zip(branch.loss_mask, branch.tokens, strict=True)
+        for is_learned, stretch in itertools.groupby(pairs, key=operator.itemgetter(0)):
+            if is_learned:
+                texts.append(tokenizer.decode([token for _, token in stretch]))
+    return texts
 
 
 @every_family
@@ -252,7 +249,7 @@ def test_every_reply_is_learned_once_as_the_template_renders_it_when_it_is_the_l
     tokenizer = family_tokenizer(family, tmp_path)
     messages = conversation(family, "one", "two")
     branches = Tokeniser(tokenizer, rules=ChatRules(history=history)).branches(messages)
-    learnt = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
+    learnt = learnt_texts(tokenizer, branches)
     dicts = [{"role": message.role, "content": message.content} for message in messages]
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     assert len(learnt) == len(places)
@@ -265,10 +262,8 @@ def test_every_reply_is_learned_once_as_the_template_renders_it_when_it_is_the_l
             ends = "<|user|>" if place == places[-1] else "<|observation|>"
             assert text == whole.removeprefix(prompt) + ends
         else:
-            assert whole.startswith(prompt + text) and whole.removeprefix(prompt + text).strip() in (
-                "",
-                "<|endoftext|>",
-            )
+            assert whole.startswith(prompt + text)
+            assert whole.removeprefix(prompt + text).strip() in ("", "<|endoftext|>")
     assert len(branches) == (3 if history == "template" and family in ("qwen3", "deepseek") else 1)
 
 
@@ -284,8 +279,7 @@ def test_a_recorded_thought_is_learned_in_the_reply_that_it_belongs_to(
     tmp_path: Path, family: str, thought: str, learnt: str
 ) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
-    branches = Tokeniser(tokenizer).branches(conversation(family, thought, thought))
-    texts = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
+    texts = learnt_texts(tokenizer, Tokeniser(tokenizer).branches(conversation(family, thought, thought)))
     assert texts[:2] == [learnt, learnt] and len(texts) == 3
 
 
@@ -310,7 +304,7 @@ def test_a_thought_in_a_field_of_its_own_is_learned_between_the_marks_of_the_fam
     tokenizer = family_tokenizer(family, tmp_path, {"enable_thinking": True})
     tokenizer.chat_template = tokenizer.chat_template.replace("{{ message.content }}", shown + "{{ message.content }}")
     (branch,) = Tokeniser(tokenizer).branches([ASK, row])
-    assert learnt_texts(tokenizer, branch.tokens, branch.loss_mask) == [learnt]
+    assert learnt_texts(tokenizer, [branch]) == [learnt]
     chat = Chat(tokenizer)
     chat.open((ASK,))
     chat.reply(chat.written(learnt))
@@ -322,8 +316,7 @@ def test_a_recorded_thought_is_refused_where_thinking_is_off(tmp_path: Path) -> 
     tokeniser = Tokeniser(tokenizer)
     with pytest.raises(ValueError, match="a message has a thought, but the template arguments turn thinking off"):
         tokeniser.branches(conversation("qwen3", THOUGHT))
-    branches = tokeniser.branches(conversation("qwen3", "b"))
-    texts = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
+    texts = learnt_texts(tokenizer, tokeniser.branches(conversation("qwen3", "b")))
     assert texts == ["b<|im_end|>", "done<|im_end|>"]
 
 
@@ -360,6 +353,7 @@ SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 )
+GRANITE = f"Write 'Here is my thought process:' and 'Here is my response:'{SPEAKS}"
 THOUGHTS = {
     "deepseek": ("<think>", "</think>", SPEAKS),
     "magistral": ("[THINK]", "[/THINK]", SPEAKS),
@@ -368,22 +362,14 @@ THOUGHTS = {
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", SPEAKS),
     "command": ("<|START_THINKING|>", "<|END_THINKING|>", SPEAKS),
     "kimi": ("◁think▷", "◁/think▷", SPEAKS),
-    "granite": (
-        "Here is my thought process:",
-        "Here is my response:",
-        "Write 'Here is my thought process:' and 'Here is my response:'" + SPEAKS,
-    ),
+    "granite": ("Here is my thought process:", "Here is my response:", GRANITE),
     **{
         f"a pair of the template, {word}": (f"<{word}>", f"</{word}>", SPEAKS + f"{{# <{word}> and </{word}> #}}")
         for word in ("reason", "thinking", "analysis", "reflection", "scratchpad", "inner_monologue", "|Thought|")
     },
     "a pair in brackets": ("[REASONING]", "[/REASONING]", SPEAKS + "{# [REASONING] and [/REASONING] #}"),
     "a pair of the tokenizer": ("<think:6124>", "</think:6124>", SPEAKS),
-    "a quantized granite": (
-        "Here's my thought process:",
-        "Here's my response:",
-        "Write 'Here is my thought process:' and 'Here is my response:'" + SPEAKS,
-    ),
+    "a quantized granite": ("Here's my thought process:", "Here's my response:", GRANITE),
     "begin and end": (
         "<|begin_of_thought|>",
         "<|end_of_thought|>",
@@ -395,8 +381,7 @@ THOUGHTS = {
 @pytest.mark.parametrize("family", THOUGHTS)
 def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_path: Path) -> None:
     opening, closing, template = THOUGHTS[family]
-    tokenizer = family_tokenizer("qwen2.5", tmp_path)
-    tokenizer.chat_template = template
+    tokenizer = with_template(template, tmp_path)
     if family == "a pair of the tokenizer":
         tokenizer.add_special_tokens({"extra_special_tokens": [opening, closing]})
     chat, encode = Chat(tokenizer), encode_with(tokenizer)
@@ -412,16 +397,8 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
     assert tokenizer.decode(completion.tokens) == f"{opening} on{closing}click[b]<|im_end|>"
 
 
-@pytest.mark.parametrize(
-    ("template", "complaint"),
-    [
-        ("{# <|thinking|> #}" + SPEAKS, "has '<|thinking|>', which looks like the mark of a thought"),
-        ("{# <reflection> #}" + SPEAKS, "has '<reflection>', which looks like the mark of a thought"),
-        ("{# [REASONING] #}" + SPEAKS, "has '[REASONING]', which looks like the mark of a thought"),
-    ],
-)
-def test_a_template_whose_thoughts_cannot_be_told_is_refused(template: str, complaint: str, tmp_path: Path) -> None:
-    tokenizer = family_tokenizer("qwen2.5", tmp_path)
-    tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=re.escape(complaint)):
+@pytest.mark.parametrize("mark", ["<|thinking|>", "<reflection>", "[REASONING]"])
+def test_a_template_whose_thoughts_cannot_be_told_is_refused(mark: str, tmp_path: Path) -> None:
+    tokenizer = with_template(f"{{# {mark} #}}{SPEAKS}", tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(f"has '{mark}', which looks like the mark of a thought")):
         check_pieces(tokenizer)

@@ -20,12 +20,10 @@ from slipstream.common.text.chat import Chat
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.tokenizer import load_tokenizer
 from tests.common.text.chat_templates import save_byte_tokenizer
-from tests.common.text.test_chat_families import ASK, PLAIN, QUESTION, RESULTS, THOUGHT, branches_of
+from tests.common.text.test_chat_families import ASK, PLAIN, QUESTION, RESULTS, THOUGHT, branches_of, learnt_texts
 
 found = importlib.util.find_spec("trl")
-FOLDER = (
-    Path(*(found.submodule_search_locations if found and found.submodule_search_locations else [])) / "chat_templates"
-)
+FOLDER = Path(*((found and found.submodule_search_locations) or [])) / "chat_templates"
 MARK = re.compile(
     r"<\|[^<>|\s\"]{1,40}\|>|<｜[^｜]+｜>|<(?:start|end)_of_\w+>|<end_of_utterance>|<sop>|\[gMASK\]|<\|[a-z]+>|<[a-z]+\|>"
 )
@@ -45,18 +43,10 @@ ENDS = {
 # Where the template rewrites earlier replies, so that a new branch begins: after a question to a reply without a
 # thought, after results of tools, after a question to a reply with a thought. None: it takes no such messages.
 REWRITES: dict[str, tuple[bool, bool | None, bool]] = {
-    "cohere": (False, None, False),
-    "deepseek_r1_distill": (True, True, True),
-    "deepseekv3": (True, True, True),
-    "diffusion_gemma": (False, True, False),
-    "gemma": (False, None, False),
-    "gemma3": (False, None, False),
-    "gemma4": (False, True, False),
+    **dict.fromkeys(("cohere", "gemma", "gemma3"), (False, None, False)),
+    **dict.fromkeys(("deepseek_r1_distill", "deepseekv3", "glm4moe"), (True, True, True)),
+    **dict.fromkeys(("diffusion_gemma", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"), (False, True, False)),
     "gemma4_v2": (False, False, False),
-    "gemma4_v3": (False, True, False),
-    "gemma4_v4": (False, True, False),
-    "gemma4_v5": (False, True, False),
-    "glm4moe": (True, True, True),
     **dict.fromkeys(("lfm2", "lfm2_v2"), (False, False, False)),
     **dict.fromkeys(("lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"), (False, False, True)),
     **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "phi3", "phi3_5"), (False, False, False)),
@@ -118,15 +108,7 @@ def test_each_recorded_reply_is_learned_once_and_no_text_of_the_world_becomes_a_
     end = str(tokenizer.eos_token)
     for asked in (ASK, Message("user", f"find {end} ab")):
         messages = [asked, Message("assistant", "one"), *QUESTION, Message("assistant", "two")]
-        learned = [
-            tokenizer.decode(
-                [token for token, is_learned in zip(each.tokens, each.loss_mask, strict=True) if is_learned]
-            )
-            for each in Tokeniser(tokenizer).branches(messages)
-        ]
-        text = "".join(learned)
+        text = "".join(learnt_texts(tokenizer, Tokeniser(tokenizer).branches(messages)))
         assert text.count("one") == text.count("two") == 1 and text.count(end) == 2
-    marks = [
-        chat.count(tokenizer.eos_token_id) for chat in (Chat(tokenizer).open((ASK,)), Chat(tokenizer).open((asked,)))
-    ]
-    assert marks[0] == marks[1]
+    prompts = [Chat(tokenizer).open((message,)) for message in (ASK, asked)]
+    assert prompts[0].count(tokenizer.eos_token_id) == prompts[1].count(tokenizer.eos_token_id)
