@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
@@ -14,33 +14,31 @@ from slipstream.common.text.chat import Chat, ChatRules, Extension
 from slipstream.common.text.codec import end_tokens
 from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer
 
+TOKENIZER = merging_tokenizer(CHATML)
 SYSTEM = Message("system", "be brief")
 ASK = Message("user", "find plain dress")
 ANSWER = Message("user", "red small")
 
 
-def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False))
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, *messages: Message) -> list[int]:
+def rendered(*messages: Message) -> list[int]:
     """What the template makes of the whole conversation at once."""
     conversation = [{"role": message.role, "content": message.content} for message in messages]
-    return ids(tokenizer, tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+    return ids(TOKENIZER.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
 
 
 def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_path: Path) -> None:
-    written = merging_tokenizer(CHATML)
-    written.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
     on_disk = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     on_disk.enable_truncation(4)
     on_disk.enable_padding(length=400)
     on_disk.save(str(tmp_path / "tokenizer.json"))
-    asking = AutoTokenizer.from_pretrained(tmp_path)
-    chat = Chat(asking)
-    assert chat.open((SYSTEM, ASK)) == rendered(written, SYSTEM, ASK)
-    sampled = ids(written, "search[red]" + END)
-    chat.reply(sampled)
+    chat = Chat(AutoTokenizer.from_pretrained(tmp_path))
+    assert chat.open((SYSTEM, ASK)) == rendered(SYSTEM, ASK)
+    chat.reply(ids(f"search[red]{END}"))
     assert len(chat.extend((Message("user", "x" * 300),)).tokens) > 300
 
 
@@ -53,40 +51,38 @@ def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_
     ],
 )
 def test_the_end_of_turn_is_rendered_unless_it_was_sampled(sampled: str, action: str, rendered_end: str) -> None:
-    tokenizer = merging_tokenizer(CHATML)
-    chat = Chat(tokenizer)
+    chat = Chat(TOKENIZER)
     chat.open((ASK,))
-    assert chat.reply(ids(tokenizer, sampled)) == action
+    assert chat.reply(ids(sampled)) == action
     extension = chat.extend((ANSWER,))
     added = f"{rendered_end}\n<|im_start|>user\nred small{END}\n<|im_start|>assistant\n"
-    assert tokenizer.decode(extension.tokens) == added and not extension.new_branch
+    assert TOKENIZER.decode(extension.tokens) == added and not extension.new_branch
 
 
 @pytest.mark.parametrize("content", ['{"eos_token_id": [1', "[]", "null", "\xff"])
 def test_a_damaged_generation_config_is_named(tmp_path: Path, content: str) -> None:
-    merging_tokenizer(CHATML).save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"generation_config\.json is damaged: .*; download it again, or write \{\}"):
         end_tokens(tokenizer)
 
 
-def conversation(chat: Chat, tokenizer: PreTrainedTokenizerBase, num_turns: int) -> list[Extension]:
+def conversation(chat: Chat, num_turns: int) -> list[Extension]:
     """The extensions of a conversation in which the policy writes the number of its turn."""
     chat.open((SYSTEM, ASK))
     extensions = []
     for turn in range(num_turns):
-        chat.reply([*ids(tokenizer, f"click[{turn}]"), tokenizer.eos_token_id])
+        chat.reply(ids(f"click[{turn}]{END}"))
         extensions.append(chat.extend((Message("user", f"seen {turn}"),)))
     return extensions
 
 
 def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_renders() -> None:
-    tokenizer = merging_tokenizer(CHATML)
-    extensions = conversation(Chat(tokenizer, rules=ChatRules(context="window", max_tokens=600)), tokenizer, 30)
-    length, windows, kept_from = len(rendered(tokenizer, SYSTEM, ASK)), [], 0
+    extensions = conversation(Chat(TOKENIZER, rules=ChatRules(context="window", max_tokens=600)), 30)
+    length, windows, kept_from = len(rendered(SYSTEM, ASK)), [], 0
     for turn, extension in enumerate(extensions):
-        length += len(ids(tokenizer, f"click[{turn}]")) + 1 + len(extension.tokens)
+        length += len(ids(f"click[{turn}]")) + 1 + len(extension.tokens)
         if not extension.new_branch:
             assert length <= 450  # three quarters
             continue
@@ -98,7 +94,7 @@ def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_r
             ]
             for first in range(kept_from, turn + 1)
         ]
-        fitting = [rendered(tokenizer, SYSTEM, ASK, *messages) for messages in newest]
+        fitting = [rendered(SYSTEM, ASK, *messages) for messages in newest]
         longest = next(tokens for tokens in fitting if len(tokens) <= 300)
         assert extension.tokens == longest
         kept_from += fitting.index(longest)
@@ -108,15 +104,14 @@ def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_r
 
 
 def test_a_window_keeps_the_last_turn_even_if_it_takes_more_than_half() -> None:
-    tokenizer = merging_tokenizer(CHATML)
-    chat = Chat(tokenizer, rules=ChatRules(context="window", max_tokens=300))
+    chat = Chat(TOKENIZER, rules=ChatRules(context="window", max_tokens=300))
     chat.open((SYSTEM, ASK))
     for content, new_branch in (("x" * 200, False), ("y" * 200, True), ("z" * 200, True)):
-        chat.reply([*ids(tokenizer, "click[a]"), tokenizer.eos_token_id])
+        chat.reply(ids(f"click[a]{END}"))
         extension = chat.extend((Message("user", content),))
         assert extension.new_branch is new_branch
         said = (Message("assistant", "click[a]"), Message("user", content))
-        assert not new_branch or extension.tokens == rendered(tokenizer, SYSTEM, ASK, *said)
+        assert not new_branch or extension.tokens == rendered(SYSTEM, ASK, *said)
 
 
 def newest(messages: tuple[Message, ...]) -> list[Message]:
@@ -132,12 +127,11 @@ def cuts_all(messages: tuple[Message, ...]) -> list[Message]:
 
 
 def test_a_function_of_the_users_shortens_a_conversation() -> None:
-    tokenizer = merging_tokenizer(CHATML)
     rules = ChatRules(context="tests.common.text.test_chat:newest", max_tokens=400)
-    extensions = conversation(Chat(tokenizer, rules=rules), tokenizer, 12)
+    extensions = conversation(Chat(TOKENIZER, rules=rules), 12)
     first = next(turn for turn, extension in enumerate(extensions) if extension.new_branch)
     shown = (Message("system", f"{4 + 2 * first} messages were cut"), Message("user", f"seen {first}"))
-    assert extensions[first].tokens == rendered(tokenizer, *shown)
+    assert extensions[first].tokens == rendered(*shown)
     assert not extensions[first + 1].new_branch
 
 
@@ -148,11 +142,8 @@ def test_the_function_of_the_page_keeps_its_notes() -> None:
     exec(code, defined)
     sold_out = Message("user", "red is SOLD OUT")
     last = (Message("assistant", "click[a]"), ANSWER)
-    assert defined["notes"]((SYSTEM, ASK, sold_out, *last)) == [
-        SYSTEM,
-        Message("user", "Your notes: red is SOLD OUT"),
-        *last,
-    ]
+    notes = Message("user", "Your notes: red is SOLD OUT")
+    assert defined["notes"]((SYSTEM, ASK, sold_out, *last)) == [SYSTEM, notes, *last]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +151,6 @@ def test_the_function_of_the_page_keeps_its_notes() -> None:
     [("cuts_all", r"must return a list of Message, got \[\]"), ("cuts_to_the_answer", "end with the assistant's")],
 )
 def test_a_function_that_returns_no_conversation_is_refused(function: str, complaint: str) -> None:
-    tokenizer = merging_tokenizer(CHATML)
     rules = ChatRules(context=f"tests.common.text.test_chat:{function}", max_tokens=400)
     with pytest.raises(ValueError, match=complaint):
-        conversation(Chat(tokenizer, rules=rules), tokenizer, 8)
+        conversation(Chat(TOKENIZER, rules=rules), 8)

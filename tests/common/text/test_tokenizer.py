@@ -148,9 +148,8 @@ def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes
     assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
     change(folder)
     mine = tokenizer_root(load_tokenizer(folder))
-    with pytest.raises(
-        ConfigError, match=f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
-    ):
+    complaint = f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
+    with pytest.raises(ConfigError, match=complaint):
         checked_tokenizer(facts, Config(), folder)
 
 
