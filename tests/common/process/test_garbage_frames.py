@@ -25,19 +25,19 @@ from slipstream.common.transfer.weights import Offer, layout, sealed
 from slipstream.envhub.driving import Reply
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_protocol import ErrorResponse, Opened, Reset, StepEnv, decode_response, encode_message
-from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
-from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, Pulling, routed, serving
+from slipstream.replay.fleet.bulletin import Bulletin
+from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, Pulling, relay_at, routed, serving
 from tests.envhub.adapters.test_generate_server import ASKED, asking
 from tests.envhub.env_hosts import TASK, env_host, far, play_and_close
 from tests.garbage import NOT_UTF8, garbage, shout, shouts
 from tests.learner.publisher.test_weights import flat_bytes, latest_version, publishing, receiver_info, weights
-from tests.replay.buffer.every_verb import RELAY
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 REQUEST = ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES)
 REPLY = ChunkReply(root=BLOB.root, offset=0, answer=ChunkStatus.HERE, xxh3=1 << 63)
 REQUESTS = [msgspec.msgpack.encode(REQUEST), msgspec.msgpack.encode(Farewell())]
+MANIFEST = sealed(layout([("w", "float32", (4,))]), memoryview(bytes(64)), policy_version=1, learner_epoch=0)
 REPLIES = [msgspec.msgpack.encode(REPLY)]
 
 
@@ -83,21 +83,15 @@ def test_a_puller_refuses_whatever_is_no_reply_and_names_and_blames_the_sender()
             with pytest.raises(PullFailed, match=liar):
                 pulling.pull(liar)
         assert set(pulling.blamed) == {liar}
-        pulling.relays.append(relay_notice(liar))
+        pulling.relays.append(relay_at(liar, name="liar", host="here"))
         assert pulling.pull(good.endpoint) == DATA, "a relay that lies does not stop the pull"
 
 
-def relay_notice(endpoint: str) -> RelayNotice:
-    return msgspec.structs.replace(RELAY, name="liar", host="here", endpoint=endpoint, roots=[BLOB.root])
-
-
 def test_an_actor_that_a_source_sends_text_that_is_none_keeps_its_weights(redis_url: str, run_id: str) -> None:
-    entries = layout([("w", "float32", (4,))])
-    manifest = sealed(entries, memoryview(bytes(64)), policy_version=1, learner_epoch=0)
     receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull"))
     why = "version 1: tcp://127.0.0.1:.*: a reply that is not a ChunkReply"
     with routed(lambda _: [NOT_UTF8, b"data"]) as liar, pytest.raises(WeightsRefused, match=why):
-        receiver.receive(Offer(manifest=manifest, pull_endpoint=liar))
+        receiver.receive(Offer(manifest=MANIFEST, pull_endpoint=liar))
     receiver.close()
 
 
@@ -120,16 +114,12 @@ def test_a_relay_outlives_garbage_from_its_receivers_and_from_its_source(
     redis_url: str, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.actors.host.relay.RETRY_S", 0.0)
-    limits = ServerLimits(fan_out=2, chunk_bytes=CHUNK_BYTES)
-    info = RelayInfo(
-        redis_url=redis_url, run_id=run_id, name="relay", host="here", address="127.0.0.1", limits=limits, timeout_s=5.0
-    )
+    named = {"redis_url": redis_url, "run_id": run_id, "name": "relay", "host": "here", "address": "127.0.0.1"}
+    info = RelayInfo(**named, limits=ServerLimits(fan_out=2, chunk_bytes=CHUNK_BYTES), timeout_s=5.0)
     bulletin = Bulletin(redis_client, run_id)
-    entries = layout([("w", "float32", (4,))])
-    manifest = sealed(entries, memoryview(bytes(64)), policy_version=1, learner_epoch=0)
     wrong = replies()
     with closing(Relay(info, key=None)) as relay, routed(lambda _: next(wrong, [b""])) as liar:
-        bulletin.announce(Offer(manifest=manifest, pull_endpoint=liar))
+        bulletin.announce(Offer(manifest=MANIFEST, pull_endpoint=liar))
         pelt(relay.endpoint, of_frames(garbage(4, 50, sound=REQUESTS)))
         wait_until(lambda: bulletin.blamed().get(liar, 0) > 20, "the source to be blamed")
         assert relay.alive

@@ -96,11 +96,9 @@ def test_a_damaged_trajectory_is_refused_or_still_holds_together(
 ) -> None:
     whole = encode_trajectory(WHOLE, compress=compress)
     position %= len(whole)
-    body = (whole[:position] + inserted + whole[position + removed :])[8:]
-    for damaged in (
-        whole[:position] + inserted + whole[position + removed :],
-        whole[:4] + struct.pack("<I", len(body)) + body,
-    ):
+    changed = whole[:position] + inserted + whole[position + removed :]
+    body = changed[8:]
+    for damaged in (changed, whole[:4] + struct.pack("<I", len(body)) + body):
         try:
             trajectory = decode_trajectory(damaged, max_bytes=1 << 16, vocab_size=VOCAB_SIZE)
         except (WireError, InvalidTrajectory):

@@ -96,6 +96,7 @@ def requested(body: object) -> Any:
     return template_messages(chat.messages)
 
 
+COMES_BACK = {"function": {"name": "look", "arguments": '{"at": "\\ud83d"}'}}
 # Every border that a policy's text crosses: what comes out can be encoded, and so can what a reader of its JSON gets.
 BORDERS: dict[str, Callable[[], Any]] = {
     "the engine's process": lambda: msgspec.msgpack.encode(Parsed(call=1, answer=answered())),
@@ -105,13 +106,7 @@ BORDERS: dict[str, Callable[[], Any]] = {
     "streams": streamed,
     "a call that is written": lambda: written_call({"name": "look", "arguments": json.dumps({"at": HALF})}),
     "a request": lambda: requested({"messages": [{"role": "user", "content": HALF}]}),
-    "a call that comes back": lambda: requested(
-        {
-            "messages": [
-                {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": '{"at": "\\ud83d"}'}}]}
-            ]
-        }
-    ),
+    "a call that comes back": lambda: requested({"messages": [{"role": "assistant", "tool_calls": [COMES_BACK]}]}),
     "an observation": lambda: asyncio.run(ECHO.step("")),
     "a state": lambda: ECHO.state_key(),
     "a listed action": lambda: asyncio.run(ECHO.admissible()),

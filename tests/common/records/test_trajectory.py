@@ -27,8 +27,6 @@ from tests.replay.records.attempts import attempt_at, ticket, turn
 
 VOCAB_SIZE = 100
 NAN = float("nan")
-
-
 a_turn = partial(turn, state="a state", rewards={"task": 0.0, "format": 0.25})
 
 
@@ -36,17 +34,16 @@ def a_span(start: int, stop: int, policy_version: int) -> VersionSpan:
     return VersionSpan(start=start, stop=stop, policy_version=policy_version)
 
 
+FIRST, LAST_SPAN = a_turn(2, 5), a_span(7, 10, 4)
 # Ten tokens: a prompt of two, three sampled by versions 3 and 4, a prompt of two, three more sampled by version 4.
 WHOLE: Trajectory = msgspec.structs.replace(
     attempt_at(Lease(ticket=ticket(0), fence=1, missing={0: 0, 1: 0}, partials={}, ttl_s=1.0), 0, run_id="run"),
     tokens=pack_tokens([5, 6, 20, 21, 99, 7, 8, 22, 23, 0]),
     behaviour_logprobs=pack_logprobs([0, 0, -0.5, -1.5, -0.25, 0, 0, -2, 0, -0.125]),
     loss_mask=pack_mask([False, False, True, True, True, False, False, True, True, True]),
-    turns=[a_turn(2, 5), a_turn(7, 10, rewards={"task": 1.0, "format": 0.25})],
-    version_spans=[a_span(2, 4, 3), a_span(4, 5, 4), a_span(7, 10, 4)],
+    turns=[FIRST, a_turn(7, 10, rewards={"task": 1.0, "format": 0.25})],
+    version_spans=[a_span(2, 4, 3), a_span(4, 5, 4), LAST_SPAN],
 )
-
-
 KEPT = kept_sets([[20], [21, 3], [99, 1, 2], [22], [50, 23], [0, 1]])
 CUT = msgspec.structs.replace(WHOLE.sampling, top_p=0.9, top_k=5)
 CUT_OFF: Trajectory = msgspec.structs.replace(WHOLE, sampling=CUT, kept=KEPT)
@@ -113,22 +110,22 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"behaviour_logprobs": pack_logprobs([0, 0, 0.5, -1, -1, 0, 0, -1, -1, -1])}, "not finite, or above 0"),
         ({"score": 1.01}, r"score 1.01 is outside \[0, 1\]"),
         ({"score": NAN}, "score nan"),
-        ({"turns": [a_turn(2, 5), a_turn(7, 10, rewards={"task": NAN})]}, "a value that is not finite"),
-        ({"turns": [a_turn(2, 5), a_turn(7, 10, rewards={"a": 1.7e308, "b": 1.7e308})]}, r"beyond 1e\+12"),
+        ({"turns": [FIRST, a_turn(7, 10, rewards={"task": NAN})]}, "a value that is not finite"),
+        ({"turns": [FIRST, a_turn(7, 10, rewards={"a": 1.7e308, "b": 1.7e308})]}, r"beyond 1e\+12"),
         ({"outcome": Outcome.ENV_FAILURE}, "DONE cannot have outcome"),
         ({"stop_reason": StopReason.ENV_ERROR}, "ENV_ERROR cannot have outcome"),
         # The turns.
         ({"turns": []}, "no turns: nothing was sampled"),
         (
-            {"turns": [a_turn(2, 5), a_turn(7, 10, rewards={})]},
+            {"turns": [FIRST, a_turn(7, 10, rewards={})]},
             r"turn \[7, 10\) has no reward; a reward of 0 must be given too",
         ),
-        ({"turns": [a_turn(2, 5), a_turn(4, 10)]}, r"turn \[4, 10\) overlaps another"),
-        ({"turns": [a_turn(2, 5), a_turn(7, 11)]}, r"turn \[7, 11\) overlaps another turn or exceeds the tokens"),
-        ({"turns": [a_turn(2, 5), a_turn(7, 7)]}, r"turn \[7, 7\)"),
+        ({"turns": [FIRST, a_turn(4, 10)]}, r"turn \[4, 10\) overlaps another"),
+        ({"turns": [FIRST, a_turn(7, 11)]}, r"turn \[7, 11\) overlaps another turn or exceeds the tokens"),
+        ({"turns": [FIRST, a_turn(7, 7)]}, r"turn \[7, 7\)"),
         ({"turns": [a_turn(-3, 5), a_turn(7, 10)]}, r"turn \[-3, 5\)"),
         ({"turns": [a_turn(2, 5)]}, "loss_mask marks 6 tokens, the turns sampled 3"),
-        ({"turns": [a_turn(2, 5), msgspec.structs.replace(a_turn(7, 10), state_key="x" * 257)]}, "257 characters"),
+        ({"turns": [FIRST, msgspec.structs.replace(a_turn(7, 10), state_key="x" * 257)]}, "257 characters"),
         # What was kept.
         ({"sampling": CUT}, r"^no kept sets, but the sampling was Sampling\(temperature=1.0, top_p=0.9, top_k=5"),
         ({"sampling": CUT, "kept": no_sets(6)}, "kept sets of 0 to 0 tokens, expected 1 to"),
@@ -136,20 +133,14 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"sampling": CUT, "kept": KEPT.between(0, 5)}, "5 kept sets for 6 sampled tokens"),
         # The mask, and what else must agree with it.
         ({"loss_mask": pack_mask([True] * 10)}, "loss_mask marks 10 tokens, the turns sampled 6"),
-        (
-            {"loss_mask": pack_mask([False, True, True, True, False, False, False, True, True, True])},
-            "loss_mask marks 6",
-        ),
+        ({"loss_mask": pack_mask([place in (1, 2, 3, 7, 8, 9) for place in range(10)])}, "loss_mask marks 6"),
         ({"behaviour_logprobs": pack_logprobs([0, -1, -1, -1, -1, 0, 0, -1, -1, -1])}, "not 0 on tokens that were not"),
         # The versions.
         ({"version_spans": []}, "version_spans do not cover exactly the sampled tokens"),
-        ({"version_spans": [a_span(2, 4, 3), a_span(7, 10, 4)]}, "do not cover"),
-        (
-            {"version_spans": [a_span(2, 5, 3), a_span(4, 5, 4), a_span(7, 10, 4)]},
-            r"version span \[4, 5\) overlaps another",
-        ),
-        ({"version_spans": [a_span(2, 5, -1), a_span(7, 10, 4)]}, r"a version that is not in \[0, 2147483647\]"),
-        ({"version_spans": [a_span(2, 5, 1 << 31), a_span(7, 10, 4)]}, "a version that is not in"),
+        ({"version_spans": [a_span(2, 4, 3), LAST_SPAN]}, "do not cover"),
+        ({"version_spans": [a_span(2, 5, 3), a_span(4, 5, 4), LAST_SPAN]}, r"version span \[4, 5\) overlaps another"),
+        ({"version_spans": [a_span(2, 5, -1), LAST_SPAN]}, r"a version that is not in \[0, 2147483647\]"),
+        ({"version_spans": [a_span(2, 5, 1 << 31), LAST_SPAN]}, "a version that is not in"),
         ({"version_spans": [a_span(2, 5, 3), a_span(7, 11, 4)]}, r"\[7, 11\) overlaps another version span or exceeds"),
     ],
 )

@@ -28,8 +28,7 @@ def changed(old: bytes, entries: Sequence[TensorEntry], elements: dict[tuple[int
 
 
 def encoded(old: bytes, new: bytes, entries: Sequence[TensorEntry]) -> bytes:
-    delta = encode_delta(memoryview(old), memoryview(new), entries)
-    return delta
+    return encode_delta(memoryview(old), memoryview(new), entries)
 
 
 def applied(delta: bytes, old: bytes) -> bytes:
