@@ -34,12 +34,7 @@ PROMPT = [7, 300, 12, 45, 501, 8, 99, 230]
 ONES = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=24)
 LONG = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=200)
 RECEIVER = ReceiverInfo(
-    redis_url="redis://127.0.0.1:1",
-    run_id="test",
-    actor="a0",
-    transport="pull",
-    chunk_bytes=1 << 16,
-    timeout_s=60.0,
+    redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=60.0
 )
 
 

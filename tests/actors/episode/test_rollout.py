@@ -9,14 +9,7 @@ import pytest
 
 from slipstream.actors.engine.engine import Completion, EngineError
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.common.records.trajectory import (
-    MAX_STATE_KEY,
-    Outcome,
-    Sampling,
-    StopReason,
-    Trajectory,
-    VersionSpan,
-)
+from slipstream.common.records.trajectory import MAX_STATE_KEY, Outcome, Sampling, StopReason, Trajectory, VersionSpan
 from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.shop.shop import ShopEnv

@@ -329,10 +329,7 @@ def test_trees_are_accepted_with_their_advantage(trees: list[str]) -> None:
             [*MCTS, "objective.reward_model=x"],
             "`replay.trees` must be empty or random:N with objective.reward_model, got 'mcts:2'.*comes after all",
         ),
-        (
-            [*MCTS, "env.rewards={liked: {part: judge, compare: listwise}}"],
-            "with env.rewards.liked, got 'mcts:2'",
-        ),
+        ([*MCTS, "env.rewards={liked: {part: judge, compare: listwise}}"], "with env.rewards.liked, got 'mcts:2'"),
         ([*MCTS, "objective.normalisation=sequences"], "a fork trains only its own tokens"),
         ([*TREE, "objective.allocation=per_turn"], "no effect with objective.advantage tree"),
         ([*TREE, "objective.critic=own"], "does not use a critic"),

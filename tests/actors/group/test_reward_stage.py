@@ -18,17 +18,7 @@ from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
-from tests.actors.group.test_group import (
-    MEMBERS,
-    TURNS,
-    Actor,
-    acting,
-    buffer,
-    buffer_with,
-    let_go,
-    nobodys,
-    trained,
-)
+from tests.actors.group.test_group import MEMBERS, TURNS, Actor, acting, buffer, buffer_with, let_go, nobodys, trained
 from tests.envhub.rewards.own import OWN, Own, own
 from tests.guess import GuessEnv
 from tests.replay.records.attempts import Views, ticket

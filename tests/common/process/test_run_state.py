@@ -56,8 +56,7 @@ def test_a_run_starts_until_it_records_something_and_then_runs(run_dir: RunDir) 
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    [(0, "FINISHED"), (1, "FAILED"), (2, "FAILED"), (75, "STOPPED"), (130, "STOPPED")],
+    ("code", "expected"), [(0, "FINISHED"), (1, "FAILED"), (2, "FAILED"), (75, "STOPPED"), (130, "STOPPED")]
 )
 def test_the_exit_code_says_how_a_run_ended(run_dir: RunDir, code: int, expected: str) -> None:
     assert training(run_dir, lambda: code) == code

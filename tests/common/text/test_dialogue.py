@@ -39,9 +39,7 @@ def said(*texts: str) -> list[Message]:
     return [Message(role=("user", "assistant")[place % 2], content=text) for place, text in enumerate(texts)]
 
 
-def test_only_what_is_asked_for_is_learnt_and_ends_with_its_end_of_turn(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_only_what_is_asked_for_is_learnt_and_ends_with_its_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
     (branch,) = Tokeniser(tokenizer).branches(said("find", "search", "shirt", "click", "hat"), learn_from=2)
     learnt = [token for token, mask in zip(branch.tokens, branch.loss_mask, strict=True) if mask]
     assert tokenizer.decode(learnt).split() == ["click", tokenizer.eos_token]
