@@ -42,10 +42,8 @@ def relay_at(
     num_children: int = 0,
     moved_bytes: int = 0,
 ) -> RelayNotice:
-    counts = {"num_children": num_children, "fetched_bytes": moved_bytes}
-    return msgspec.structs.replace(
-        RELAY, name=name or endpoint, host=host, endpoint=endpoint, roots=list(roots), **counts
-    )
+    named = {"name": name or endpoint, "host": host, "endpoint": endpoint, "roots": list(roots)}
+    return msgspec.structs.replace(RELAY, **named, num_children=num_children, fetched_bytes=moved_bytes)
 
 
 class Pulling:

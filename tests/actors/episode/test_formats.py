@@ -99,10 +99,8 @@ def own_format(**changes: Any) -> ActionFormat:
 
 def test_a_format_of_a_few_lines_of_yaml_is_accepted_and_read(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(
-        "env:\n  action_format: pattern\n  formats:\n    pattern:\n      instructions: 'End with: ACT: your action'\n"
-        "      write: 'ACT: {action}'\n      pattern: 'ACT ?: (.+)'\n"
-    )
+    own = "{instructions: 'End with: ACT: your action', write: 'ACT: {action}', pattern: 'ACT ?: (.+)'}"
+    path.write_text(f"env:\n  action_format: pattern\n  formats:\n    pattern: {own}\n")
     config = load_config(str(path), [])
     check_env(config.env)
     made = action_format(config.env.action_format, config.env.formats)
@@ -187,9 +185,8 @@ async def parse_hermes(text: str, *, tokens: list[int], prompt: list[int], tools
     found = [json.loads(call) for call in re.findall(r"<tool_call>(.*?)</tool_call>", text)]
     calls = [ToolCall(name=call["name"], arguments=json.dumps(call["arguments"])) for call in found]
     known = {tool["function"]["name"] for tool in tools}
-    return ParsedAnswer(
-        reasoning="", content="", tool_calls=calls, malformed=any(call.name not in known for call in calls)
-    )
+    malformed = any(call.name not in known for call in calls)
+    return ParsedAnswer(reasoning="", content="", tool_calls=calls, malformed=malformed)
 
 
 def call_of(action: str) -> str:
@@ -334,16 +331,9 @@ def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_
         call = action if action.startswith("{") else '{"name": "done", "arguments": {}}'
         return [*ids(tokenizer, f"<tool_call>{call}</tool_call>"), tokenizer.eos_token_id]
 
-    engine = engine_of(solves, max_tokens=20_000)
-    whole = play(
-        env,
-        engine,
-        attempt=replace(attempt_on(max_turn_tokens=500), task=Task(env="tools", split="train", index=0)),
-        tokenizer=tokenizer,
-        action_format=ToolCalls(),
-        allowance=ROOMY,
-        parse=parse_hermes,
-    )
+    attempt = replace(attempt_on(max_turn_tokens=500), task=Task(env="tools", split="train", index=0))
+    settings: dict[str, Any] = {"action_format": ToolCalls(), "allowance": ROOMY, "parse": parse_hermes}
+    whole = play(env, engine_of(solves, max_tokens=20_000), attempt=attempt, tokenizer=tokenizer, **settings)
     assert whole.success and all(turn.valid_action for turn in whole.turns)
     assert '"name": "done"' in prompts[0] and ACT["function"]["description"] not in prompts[0]
 

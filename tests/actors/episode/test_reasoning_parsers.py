@@ -43,24 +43,15 @@ REFUSED = {
 # Each needs other tokens, a package, its own vocabulary's ids, or an argument of the template to read thoughts at all.
 NOT_READ = {"cohere_command3", "cohere_command4", "deepseek_v3", "hf", "hunyuan_a13b", "hy_v3", "mistral", "olmo3"}
 NOT_READ |= {"poolside_v1"}
-OTHER_TOKENS = (
-    "<0x0A>",
-    "<response>",
-    "</response>",
-    "<assistant>",
-    "<ifm|tool_calls>",
-    "<|channel>",
-    "<|end_message|>",
-)
+OTHERS = ["<0x0A>", "<response>", "</response>", "<assistant>", "<ifm|tool_calls>", "<|channel>", "<|end_message|>"]
 
 
 def tokenizer_of(name: str, shown: str) -> PreTrainedTokenizerBase:
     tokenizer = copy.deepcopy(byte_tokenizer(CHATML))
     marks = PARSERS[name]
-    single = (
-        [mark.removesuffix("thought\n") for mark in marks] if isinstance(marks, tuple) and name != "granite" else []
-    )
-    tokenizer.add_special_tokens({"extra_special_tokens": [*single, *OTHER_TOKENS]})
+    are_tokens = isinstance(marks, tuple) and name != "granite"
+    single = [mark.removesuffix("thought\n") for mark in marks] if are_tokens else []
+    tokenizer.add_special_tokens({"extra_special_tokens": [*single, *OTHERS]})
     tokenizer.chat_template = CHATML + "{% if false %}" + shown + "{% endif %}"
     return tokenizer
 

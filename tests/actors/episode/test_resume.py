@@ -38,19 +38,18 @@ from tests.learner.skipping_loop import run_skipping
 STEP_S = 3.0
 TOKEN_TIME_S = 1.0
 LONG = replace(ALLOWANCE, max_tokens=8192)
-WINDOW_TOKENS = 100
 
 
-class SlowShop(ShopEnv):
+class Slow:  # before an environment
     async def step(self, action: str) -> Observation:
         await asyncio.sleep(STEP_S)
         return await super().step(action)
 
 
-class SlowHousehold(HouseholdEnv):
-    async def step(self, action: str) -> Observation:
-        await asyncio.sleep(STEP_S)
-        return await super().step(action)
+class SlowShop(Slow, ShopEnv): ...
+
+
+class SlowHousehold(Slow, HouseholdEnv): ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,22 +62,13 @@ class World:
     cut_every_s: float = 2.0
 
 
+SHOP = World(env=SlowShop, tokenizer=shop_tokenizer(), pieces=str.split)
+FORGETS = {"tokenizer": merging_tokenizer(FORGETS_THOUGHTS), "pieces": list, "thought": "<think>ab a</think>"}
 WORLDS = {
-    "shop": World(env=SlowShop, tokenizer=shop_tokenizer(), pieces=str.split),
+    "shop": SHOP,
     "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list),
-    "a history that is rewritten": World(
-        env=SlowShop,
-        tokenizer=merging_tokenizer(FORGETS_THOUGHTS),
-        pieces=list,
-        thought="<think>ab a</think>",
-        cut_every_s=7.0,
-    ),
-    "a window": World(
-        env=SlowShop,
-        tokenizer=shop_tokenizer(),
-        pieces=str.split,
-        rules=ChatRules(context="window", max_tokens=WINDOW_TOKENS),
-    ),
+    "a history that is rewritten": replace(SHOP, **FORGETS, cut_every_s=7.0),
+    "a window": replace(SHOP, rules=ChatRules(context="window", max_tokens=100)),
 }
 
 
@@ -196,7 +186,7 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
 
 
 def test_an_episode_may_be_preempted_again_and_in_the_middle_of_its_replay() -> None:
-    world, attempt = WORLDS["shop"], attempt_on()
+    world, attempt = SHOP, attempt_on()
     uninterrupted = run_skipping(played(world, EpisodeRecord(attempt=attempt), []))
     record = EpisodeRecord(attempt=attempt)
     for after_s in (30.0, STEP_S / 2, 30.0):  # the second falls into the first step that is done again

@@ -10,7 +10,6 @@ import pytest
 from slipstream.actors.engine.engine import Completion, EngineError
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.records.trajectory import MAX_STATE_KEY, Outcome, Sampling, StopReason, Trajectory, VersionSpan
-from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import sequences_of
@@ -29,6 +28,8 @@ from tests.actors.episode.episodes import (
 from tests.common.text.small_tokenizer import END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.learner.publisher.offers import empty_offer
 from tests.learner.skipping_loop import run_skipping
+
+TWO_TURNS = replace(ALLOWANCE, max_turns=2)
 
 
 class Recorder:
@@ -120,9 +121,7 @@ def test_out_of_context_is_the_policys_own_end_and_cuts_nothing_from_the_front()
 def test_a_turn_cut_by_length_is_closed_by_a_token_outside_the_loss_mask() -> None:
     tokenizer = shop_tokenizer()
     script = saying(tokenizer, "search[plain dress]<|end|>", "search[dress]<|end|>")
-    trajectory = play(
-        ShopEnv(), engine_of(script), attempt=attempt_on(max_turn_tokens=3), allowance=replace(ALLOWANCE, max_turns=2)
-    )
+    trajectory = play(ShopEnv(), engine_of(script), attempt=attempt_on(max_turn_tokens=3), allowance=TWO_TURNS)
     cut = trajectory.turns[0]
     assert (cut.finish_reason, cut.valid_action, cut.stop - cut.start) == ("length", False, 3)
     assert trajectory.token_array()[cut.stop] == tokenizer.eos_token_id
@@ -170,7 +169,7 @@ class Keyed(ShopEnv):
 
 def keys_of(key: object) -> list[str]:
     script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>")
-    trajectory = play(Keyed(key), engine_of(script), allowance=replace(ALLOWANCE, max_turns=2))
+    trajectory = play(Keyed(key), engine_of(script), allowance=TWO_TURNS)
     return [turn.state_key for turn in trajectory.turns]
 
 
@@ -248,14 +247,8 @@ def test_a_template_that_rewrites_history_makes_branches_that_are_recorded_and_t
         f"click[red]{END}",
     ]
     recorder = Recorder(engine_of(saying(tokenizer, *turns), max_tokens=2048))
-    trajectory = play(
-        ShopEnv(),
-        recorder,
-        tokenizer=tokenizer,
-        attempt=attempt_on(max_turn_tokens=100),
-        action_format=replace(FORMATS["plain"]),
-        allowance=replace(ALLOWANCE, max_turns=3, max_tokens=2048),
-    )
+    attempt, allowance = attempt_on(max_turn_tokens=100), replace(ALLOWANCE, max_turns=3, max_tokens=2048)
+    trajectory = play(ShopEnv(), recorder, tokenizer=tokenizer, attempt=attempt, allowance=allowance)
     starts = trajectory.branch_starts
     assert len(starts) == 3  # the second and the third prompt each forget a thought
     branches = sequences_of(trajectory, advantage=1.0)

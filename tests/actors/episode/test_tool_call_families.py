@@ -22,7 +22,8 @@ from tests.common.text.chat_templates import family_tokenizer
 
 TURNS = 20
 LONG = replace(ALLOWANCE, max_turns=TURNS, max_tokens=20_000, step_timeout_s=60.0)
-JSON = '<tool_call>\n{"name":"look","arguments":{"at":"ab a"}}\n</tool_call>'
+CALL = '{"name":"look","arguments":{"at":"ab a"}}'
+JSON = f"<tool_call>\n{CALL}\n</tool_call>"
 GLM = "\n{}\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>ab a</arg_value>\n</tool_call>"
 DEEPSEEK = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
@@ -30,7 +31,7 @@ DEEPSEEK = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """What a policy of the family writes, with other spaces than its template, and the branches that follow from it."""
 
@@ -43,34 +44,20 @@ class Case:
 
 
 CASES = {
-    "qwen2.5": Case(family="qwen2.5", parser="hermes", text=JSON, end="<|im_end|>"),
-    "qwen2.5 with content": Case(family="qwen2.5", parser="hermes", text=f"I look.\n\n{JSON}", end="<|im_end|>"),
-    "qwen3": Case(family="qwen3", parser="hermes", text=JSON, end="<|im_end|>"),
+    "qwen2.5": Case("qwen2.5", "hermes", JSON, "<|im_end|>"),
+    "qwen2.5 with content": Case("qwen2.5", "hermes", f"I look.\n\n{JSON}", "<|im_end|>"),
+    "qwen3": Case("qwen3", "hermes", JSON, "<|im_end|>"),
     "llama3": Case(
-        family="llama3",
-        parser="llama3_json",
-        text='{"name":"look","parameters":{"at":"ab a"}}',
-        end="<|eot_id|>",
-        added=("<|python_tag|>",),
+        "llama3", "llama3_json", CALL.replace("arguments", "parameters"), "<|eot_id|>", added=("<|python_tag|>",)
     ),
-    "mistral": Case(
-        family="mistral", parser="mistral", text='[TOOL_CALLS][{"name":"look","arguments":{"at":"ab a"}}]', end="</s>"
-    ),
-    "glm": Case(family="glm", parser="glm45", text=GLM.format("<think></think>"), end="<|observation|>"),
+    "mistral": Case("mistral", "mistral", f"[TOOL_CALLS][{CALL}]", "</s>"),
+    "glm": Case("glm", "glm45", GLM.format("<think></think>"), "<|observation|>"),
     # Its template adds the empty thought that the policy did not write.
-    "glm without a thought": Case(
-        family="glm", parser="glm45", text=GLM.format(""), end="<|observation|>", num_branches=TURNS - 1
-    ),
-    "deepseek-v3": Case(family="deepseek-v3", parser="deepseek_v3", text=DEEPSEEK, end="<｜end▁of▁sentence｜>"),
-    "granite4": Case(family="granite4", parser="granite4", text=JSON, end="<|end_of_text|>"),
+    "glm without a thought": Case("glm", "glm45", GLM.format(""), "<|observation|>", num_branches=TURNS - 1),
+    "deepseek-v3": Case("deepseek-v3", "deepseek_v3", DEEPSEEK, "<｜end▁of▁sentence｜>"),
+    "granite4": Case("granite4", "granite4", JSON, "<|end_of_text|>"),
     # Its template leaves out the mark before the call.
-    "phi4-mini": Case(
-        family="phi4-mini",
-        parser="phi4_mini_json",
-        text='functools[{"name":"look","arguments":{"at":"ab a"}}]',
-        end="<|end|>",
-        num_branches=TURNS - 1,
-    ),
+    "phi4-mini": Case("phi4-mini", "phi4_mini_json", f"functools[{CALL}]", "<|end|>", num_branches=TURNS - 1),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat.chat_completion import Choice
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
@@ -34,6 +35,12 @@ FLY = CALL.replace("look", "fly")  # no tool that there is
 QWEN = "<tool_call><function=look>\n<parameter=at>ab</parameter>\n</function></tool_call>"
 
 Messages = list[dict[str, Any]]
+GO = {"role": "user", "content": "go"}
+
+
+async def asked(client: openai.AsyncOpenAI, messages: Messages, **settings: Any) -> Choice:
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], **settings)
+    return response.choices[0]
 
 
 @dataclass
@@ -55,11 +62,10 @@ class Writer:
 
 async def runs_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     """An agent as OpenAI's documentation writes it: while there are calls, it answers them."""
-    messages: Messages = [{"role": "user", "content": "go"}]
+    messages: Messages = [GO]
     num_calls = 0
     for _ in range(3):
-        response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
-        choice = response.choices[0]
+        choice = await asked(client, messages)
         messages.append(choice.message)
         if not choice.message.tool_calls:
             assert choice.finish_reason == "stop"
@@ -72,26 +78,30 @@ async def runs_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[s
     return {"calls": float(num_calls)}
 
 
-async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "user", "content": "go"}]
-    async with client.chat.completions.stream(model="gpt-4o", messages=messages, tools=[LOOK]) as stream:
+async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI, **settings: Any) -> dict[str, float]:
+    messages: Messages = [GO]
+    request = {"model": "gpt-4o", "messages": messages, "tools": [LOOK], **settings}
+    async with client.chat.completions.stream(**request) as stream:
         message = (await stream.get_final_completion()).choices[0].message
     calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls or []]
     for call in calls:
         call["function"] = {name: call["function"][name] for name in ("name", "arguments")}
-    messages.append({"role": "assistant", "content": message.content, "tool_calls": calls})
+    said = {"content": message.content} if message.content else {}
+    messages.append({"role": "assistant", **said, "tool_calls": calls})
     messages += [{"role": "tool", "tool_call_id": call["id"], "content": "look ab"} for call in calls]
-    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    await client.chat.completions.create(**request)
     return {"calls": float(len(calls))}
 
 
-async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, *, streamed: bool = False) -> dict[str, float]:
+async def responds(
+    task: dict[str, Any], client: openai.AsyncOpenAI, *, streamed: bool = False, **settings: Any
+) -> dict[str, float]:
     """The same on the Responses API, whose output items go back as they came."""
-    items: list[Any] = [{"role": "user", "content": "go"}]
+    items: list[Any] = [GO]
     tool = {"type": "function", **LOOK["function"]}
     num_calls = 0
     for _ in range(3):
-        request = {"model": "gpt-4o", "instructions": "play", "input": items, "tools": [tool]}
+        request = {"model": "gpt-4o", "instructions": "play", "input": items, "tools": [tool], **settings}
         if streamed:
             async with client.responses.stream(**request) as stream:
                 response = await stream.get_final_response()
@@ -111,25 +121,25 @@ async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, *, streamed
 
 
 streams_responses = partial(responds, streamed=True)
+streams_one_call = partial(streams_tools, parallel_tool_calls=False)
+responds_by_one_call = partial(responds, parallel_tool_calls=False)
 
 
 async def forgets_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "user", "content": "go"}]
-    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
-    message = response.choices[0].message.model_dump(exclude_none=True)
+    messages: Messages = [GO]
+    message = (await asked(client, messages)).message.model_dump(exclude_none=True)
     message["tool_calls"][0]["function"]["arguments"] = '{"at": "elsewhere"}'
     messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "nothing"}]
-    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    await asked(client, messages)
     return {"calls": 1.0}
 
 
 async def drops_thoughts(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "user", "content": "go"}]
-    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
-    message = response.choices[0].message
+    messages: Messages = [GO]
+    message = (await asked(client, messages)).message
     assert message.reasoning_content == "ab?"
     messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": "and?"}]
-    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    await asked(client, messages)
     return {"calls": 0.0}
 
 
@@ -137,7 +147,7 @@ async def answers_one_call(
     task: dict[str, Any], client: openai.AsyncOpenAI, *, then: dict[str, Any], **settings: Any
 ) -> dict[str, float]:
     """An agent that continues with the one answer that calls a tool of its, by one call."""
-    messages: Messages = [{"role": "user", "content": "go"}]
+    messages: Messages = [GO]
     request: dict[str, Any] = {"model": "gpt-4o", "messages": messages, "tools": [LOOK]}
     response = await client.chat.completions.create(**request, **settings)
     (message,) = [choice.message for choice in response.choices if choice.message.tool_calls[0].function.name == "look"]
@@ -152,35 +162,10 @@ chooses_among_calls = partial(answers_one_call, then={}, n=2)
 stops_after_a_call = partial(answers_one_call, then={}, stop=["</tool_call>"])
 
 
-async def streams_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "user", "content": "go"}]
-    settings: dict[str, Any] = {"model": "gpt-4o", "tools": [LOOK], "parallel_tool_calls": False}
-    async with client.chat.completions.stream(messages=messages, **settings) as stream:
-        message = (await stream.get_final_completion()).choices[0].message
-    (call,) = message.tool_calls or []
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    messages += [
-        {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": call.id, "content": "look ab"},
-    ]
-    await client.chat.completions.create(messages=messages, **settings)
-    return {"calls": 1.0}
-
-
-async def responds_by_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    items: list[Any] = [{"role": "user", "content": "go"}]
-    tool = {"type": "function", **LOOK["function"]}
-    response = await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
-    (call,) = response.output
-    items += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "look ab"}]
-    await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
-    return {"calls": 1.0}
-
-
 async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "user", "content": "go"}]
-    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], tool_choice="none")
-    assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == (CALL, None)
+    messages: Messages = [GO]
+    message = (await asked(client, messages, tool_choice="none")).message
+    assert (message.content, message.tool_calls) == (CALL, None)
     return {"calls": 0.0}
 
 
@@ -206,10 +191,7 @@ def play(
 @pytest.mark.parametrize(
     ("tool_parser", "text"),
     [
-        ("hermes", CALL),
-        ("hermes", f"I look. {CALL}"),
-        ("hermes", f"{CALL}\n{CALL}"),
-        ("hermes", f"{CALL} ab, which no agent sees"),
+        *(("hermes", text) for text in (CALL, f"I look. {CALL}", f"{CALL}\n{CALL}", f"{CALL} ab, which no agent sees")),
         ("qwen3_xml", QWEN),
     ],
 )

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import msgspec
 import pytest
 import xxhash
+from msgspec.structs import replace
 
 from slipstream.actors.weights.pull import SMALL_CHUNK_BYTES, Puller, PullFailed
 from slipstream.actors.weights.sources import NOTICES_PER_S, NoSource, Sources
@@ -33,10 +34,8 @@ def faulty(reply: Reply) -> AbstractContextManager[str]:
 
 
 def reply_with(request: ChunkRequest, data: bytes) -> tuple[ChunkReply, bytes]:
-    reply = ChunkReply(
-        root=request.root, offset=request.offset, answer=ChunkStatus.HERE, xxh3=xxhash.xxh3_64_intdigest(data)
-    )
-    return reply, data
+    named = {"root": request.root, "offset": request.offset, "answer": ChunkStatus.HERE}
+    return ChunkReply(**named, xxh3=xxhash.xxh3_64_intdigest(data)), data
 
 
 def true_reply(request: ChunkRequest, _number: int) -> tuple[ChunkReply, bytes]:
@@ -139,10 +138,7 @@ def test_a_relay_that_lies_about_a_chunk_is_found_out_by_the_whole_and_another_i
         (lambda request, data: reply_with(request, data[:-1]), "bytes, expected"),
         (lambda request, data: reply_with(request, bytes(len(data))), "not the bytes of that name"),
         (lambda request, data: (reply_with(request, data)[0], data[::-1]), "does not match its hash"),
-        (
-            lambda request, data: reply_with(msgspec.structs.replace(request, offset=7), data),
-            "a chunk at 7 that was not requested",
-        ),
+        (lambda request, data: reply_with(replace(request, offset=7), data), "a chunk at 7 that was not requested"),
     ],
 )
 def test_a_publisher_that_sends_rubbish_is_refused_with_the_reason(
@@ -160,15 +156,19 @@ def test_a_publisher_that_sends_rubbish_is_refused_with_the_reason(
 # --- Who is asked.
 
 
+def choosing(
+    find: Callable[[], list[RelayNotice]], *, patience_s: float = 0.0
+) -> tuple[Sources, Callable[[], str | NoSource]]:
+    """The sources of `me`, and a function that chooses among them."""
+    sources, begun = Sources(find, name="me", host="here", patience_s=patience_s), time.monotonic()
+    return sources, lambda: sources.choose(BLOB.root, "tcp://publisher", begun=begun)
+
+
 def test_the_relay_of_ones_own_host_is_asked_first_then_the_one_with_most_room_then_the_publisher() -> None:
     far, near = relay_at("tcp://far", num_children=1), relay_at("tcp://near", host="here", num_children=3)
     idle, behind = relay_at("tcp://idle", num_children=0), relay_at("tcp://behind", roots=())
     relays = [far, near, idle, behind, relay_at("tcp://me", name="me")]
-    sources = Sources(lambda: relays, name="me", host="here", patience_s=0.0)
-
-    def chosen() -> object:
-        return sources.choose(BLOB.root, "tcp://publisher", begun=time.monotonic())
-
+    sources, chosen = choosing(lambda: relays)
     assert chosen() == "tcp://near"
     sources.avoid("tcp://near", 60)
     assert chosen() == "tcp://idle"
@@ -182,12 +182,7 @@ def test_the_relay_of_ones_own_host_is_asked_first_then_the_one_with_most_room_t
 
 def test_a_relay_that_gets_nearer_is_waited_for_and_one_that_stands_still_is_not() -> None:
     relays = [relay_at("tcp://relay", roots=())]
-    sources = Sources(lambda: relays, name="me", host="here", patience_s=0.3)
-    begun = time.monotonic()
-
-    def chosen() -> object:
-        return sources.choose(BLOB.root, "tcp://publisher", begun=begun)
-
+    sources, chosen = choosing(lambda: relays, patience_s=0.3)
     assert chosen() is NoSource.RELAY_IS_FETCHING
     wait_until(lambda: chosen() == "tcp://publisher", "its time to be over")
     relays[0] = relay_at("tcp://relay", roots=(), moved_bytes=1)
@@ -206,11 +201,7 @@ def test_those_who_wait_for_a_version_read_the_notices_of_many_relays_a_bounded_
         read.append(len(relays))
         return list(relays)
 
-    sources, begun = Sources(find, name="me", host="here", patience_s=60.0), time.monotonic()
-
-    def chosen() -> object:
-        return sources.choose(BLOB.root, "tcp://publisher", begun=begun)
-
+    begun, (_, chosen) = time.monotonic(), choosing(find, patience_s=60.0)
     for _ in range(20):
         assert chosen() is NoSource.RELAY_IS_FETCHING
     assert sum(read) <= 40 + NOTICES_PER_S * (time.monotonic() - begun)
@@ -226,9 +217,9 @@ def test_without_redis_the_relays_that_were_known_last_are_asked() -> None:
         return [relay_at("tcp://relay")]
 
     num_asked: list[int] = []
-    sources = Sources(find, name="me", host="here", patience_s=0.0)
+    _, chosen = choosing(find)
     for _ in range(5):
-        assert sources.choose(BLOB.root, "tcp://publisher", begun=time.monotonic()) == "tcp://relay"
+        assert chosen() == "tcp://relay"
     assert len(num_asked) == 2, "a server that is away is not asked for every chunk"
 
 
