@@ -92,95 +92,83 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["replay.group_sise=4"], "unknown config key `replay.group_sise`; did you mean `replay.group_size`?"),
-        (["group_size=4"], "unknown config key `group_size`; did you mean `replay.group_size`?"),
-        (["envs.name=shop"], "unknown config key `envs`; did you mean `env`?"),
-        (["objective=gspo"], "a preset is a file, such as conf/objective/gspo.yaml"),
-        (["learner.lr=1e-4"], "unknown config key `learner.lr`; did you mean `optim.lr`?"),
-        (["model.lora.rnk=4"], "did you mean `model.lora.rank`?"),
-        (["qwertyuiop=1"], "`slipstream --help all` lists every key"),
-        (["run.=1"], "`run.` has no key after its dot; name one, such as `run.name`"),
-        (["model.template_arguments.2x=1"], "`model.template_arguments.2x` must be a name"),
-        (["model.template_arguments.x=.inf"], "`model.template_arguments.x` must be "),
-        (["model.history=kept"], "`model.history`: Invalid value 'kept', expected one of"),
-        ([f"run.seed={2**63}"], "`run.seed` must be >= 0 and < 2**63, got "),
-        (["replay.group_size=many"], "`replay.group_size`: Value 'many'"),
-        (["learner.activation_checkpointing=perhaps"], "`learner.activation_checkpointing`: Value 'perhaps'"),
-        (["run.name="], "for field of type 'str'; give the key a value of that type, or remove it"),
+        ("replay.group_sise=4", "unknown config key `replay.group_sise`; did you mean `replay.group_size`?"),
+        ("group_size=4", "unknown config key `group_size`; did you mean `replay.group_size`?"),
+        ("envs.name=shop", "unknown config key `envs`; did you mean `env`?"),
+        ("objective=gspo", "a preset is a file, such as conf/objective/gspo.yaml"),
+        ("learner.lr=1e-4", "unknown config key `learner.lr`; did you mean `optim.lr`?"),
+        ("model.lora.rnk=4", "did you mean `model.lora.rank`?"),
+        ("qwertyuiop=1", "`slipstream --help all` lists every key"),
+        ("run.=1", "`run.` has no key after its dot; name one, such as `run.name`"),
+        ("model.template_arguments.2x=1", "`model.template_arguments.2x` must be a name"),
+        ("model.template_arguments.x=.inf", "`model.template_arguments.x` must be "),
+        ("model.history=kept", "`model.history`: Invalid value 'kept', expected one of"),
+        (f"run.seed={2**63}", "`run.seed` must be >= 0 and < 2**63, got "),
+        ("replay.group_size=many", "`replay.group_size`: Value 'many'"),
+        ("learner.activation_checkpointing=perhaps", "`learner.activation_checkpointing`: Value 'perhaps'"),
+        ("run.name=", "for field of type 'str'; give the key a value of that type, or remove it"),
+        ("run.name=a/b", "`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got 'a/b'; choose another name"),
+        ("optim.max_grad_norm=0", "`optim.max_grad_norm` must be > 0, got 0.0; inf never clips"),
+        ("sampling.top_p=0.9", "`sampling.top_k` must be > 0 where sampling.top_p is below 1, got 0; the kept set"),
+        ("sampling.top_k=1", "`sampling.top_k` must be 0, or in [2, 256], got 1"),
         (
-            ["run.name=a/b"],
-            "`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got 'a/b'; choose another name",
-        ),
-        (["optim.max_grad_norm=0"], "`optim.max_grad_norm` must be > 0, got 0.0; inf never clips"),
-        (["sampling.top_p=0.9"], "`sampling.top_k` must be > 0 where sampling.top_p is below 1, got 0; the kept set"),
-        (["sampling.top_k=1"], "`sampling.top_k` must be 0, or in [2, 256], got 1"),
-        (
-            ["replay.group_size=1"],
+            "replay.group_size=1",
             "`replay.group_size` must be >= 2 with objective.advantage group_standardised, got 1; it compares the"
             " members of a group",
         ),
-        (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; 8 is the default: optimizer steps"),
+        ("replay.max_lag=-3", "`replay.max_lag` must be >= 0, got -3; 8 is the default: optimizer steps"),
+        ("objective.correction=clip", "`objective.correction` must be none, token_mask or module:function, got 'clip'"),
+        ("objective.advantage=siblings", "vtrace or module:function, got 'siblings'; try group_standardised first"),
+        ("objective.surrogate=vtrace", "policy_gradient or module:function, got 'vtrace'; try ppo_clip first"),
+        ("objective.mask_low=1.5", "must be below and above 1, got (1.5, 5.0); 0.5 and 5 are usual"),
         (
-            ["objective.correction=clip"],
-            "`objective.correction` must be none, token_mask or module:function, got 'clip'",
-        ),
-        (["objective.advantage=siblings"], "vtrace or module:function, got 'siblings'; try group_standardised first"),
-        (["objective.surrogate=vtrace"], "policy_gradient or module:function, got 'vtrace'; try ppo_clip first"),
-        (["objective.mask_low=1.5"], "must be below and above 1, got (1.5, 5.0); 0.5 and 5 are usual"),
-        (
-            ["objective.token_mask_high=1.1"],
+            "objective.token_mask_high=1.1",
             "unknown config key `objective.token_mask_high`; did you mean `objective.mask_high`?",
         ),
-        (
-            ["fit.held_out=0"],
-            "`fit` is no section: its keys are options of a verb; use `slipstream fit sft --held-out`",
-        ),
-        (["objective.dual_clip=1.1"], "`objective.dual_clip` must be 0, or > 1 + objective.clip_high = 1.28, got 1.1"),
-        (["objective.ratio_high=0.5"], "`objective.ratio_high` must be > 1, got 0.5; 5 is usual"),
-        (["optim.lr=nan"], "`optim.lr` must be finite, got nan"),
-        *(([f"learner.steps={10**digits}"], "`learner.steps` must be below 2**63, got 1") for digits in (19, 400)),
-        (["actors.notices=hetzner"], "`actors.notices` must be none, aws, gcp or azure, got 'hetzner'"),
-        (["env.mixture.a.name=kg", "env.name=grid"], "`env.name` must be left out with env.mixture (a), got 'grid'"),
-        (["env.mixture.a.name=kg", "env.options.hops=1"], "env.mixture.LABEL.options; env.mixture={} removes them all"),
-        (["model.lora.alpha=64"], "`model.lora.alpha` must be left out with model.lora.rank 0, got 64"),
+        ("fit.held_out=0", "`fit` is no section: its keys are options of a verb; use `slipstream fit sft --held-out`"),
+        ("objective.dual_clip=1.1", "`objective.dual_clip` must be 0, or > 1 + objective.clip_high = 1.28, got 1.1"),
+        ("objective.ratio_high=0.5", "`objective.ratio_high` must be > 1, got 0.5; 5 is usual"),
+        ("optim.lr=nan", "`optim.lr` must be finite, got nan"),
+        *((f"learner.steps={10**digits}", "`learner.steps` must be below 2**63, got 1") for digits in (19, 400)),
+        ("actors.notices=hetzner", "`actors.notices` must be none, aws, gcp or azure, got 'hetzner'"),
+        ("env.mixture.a.name=kg env.name=grid", "`env.name` must be left out with env.mixture (a), got 'grid'"),
+        ("env.mixture.a.name=kg env.options.hops=1", "env.mixture.LABEL.options; env.mixture={} removes them all"),
+        ("model.lora.alpha=64", "`model.lora.alpha` must be left out with model.lora.rank 0, got 64"),
         # Sections that contradict each other.
         (
-            ["env.mixture.a.name=kg", "env.mixture.b.name=grid", "eval.num_tasks=1"],
+            "env.mixture.a.name=kg env.mixture.b.name=grid eval.num_tasks=1",
             "`eval.num_tasks` must be 0, or >= 2, the number of environments in env.mixture, got 1",
         ),
         (
-            ["objective.advantage=reinforce_pp", "replay.group_size=1", "replay.groups_per_step=1"],
+            "objective.advantage=reinforce_pp replay.group_size=1 replay.groups_per_step=1",
             "`replay.groups_per_step` must be >= 2 with objective.advantage reinforce_pp and replay.group_size 1, got",
         ),
         (
-            ["replay.max_lag=1"],
+            "replay.max_lag=1",
             "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 2",
         ),
         (
-            ["replay.max_uses=8"],
+            "replay.max_uses=8",
             "learner.publish_every + replay.max_uses - 2 = 9, got 8; a lower value would leave out tokens",
         ),
-        (["learner.publish_every=8"], "learner.publish_every + replay.max_uses - 2 = 9, got 8"),
+        ("learner.publish_every=8", "learner.publish_every + replay.max_uses - 2 = 9, got 8"),
         (
-            ["sampling.top_k=200", "model.max_tokens=8192"],
+            "sampling.top_k=200 model.max_tokens=8192",
             "`sampling.top_k` must be at most 128 with model.max_tokens = 8192, got 200; an episode records the kept",
         ),
         (
-            ["model.context=sumary"],
+            "model.context=sumary",
             "`model.context` must be stop, window, summary, or module:function for your own, got 'sum",
         ),
-        (["model.context=window", "model.history=sampled"], "must be template with model.context=window"),
-        (
-            ["model.context=window", "sampling.max_turn_tokens=129"],
-            "at most model.max_tokens / 4 = 128 with model.cont",
-        ),
-        (["sampling.max_turn_tokens=512"], "`sampling.max_turn_tokens` must be < model.max_tokens = 512, got 512"),
-        (["model.max_tokens=4096"], "`learner.micro_batch_tokens` must be >= model.max_tokens = 4096, got 2048"),
+        ("model.context=window model.history=sampled", "must be template with model.context=window"),
+        ("model.context=window sampling.max_turn_tokens=129", "at most model.max_tokens / 4 = 128 with model.cont"),
+        ("sampling.max_turn_tokens=512", "`sampling.max_turn_tokens` must be < model.max_tokens = 512, got 512"),
+        ("model.max_tokens=4096", "`learner.micro_batch_tokens` must be >= model.max_tokens = 4096, got 2048"),
     ],
 )
-def test_a_mistake_is_answered_with_the_key_the_value_and_the_cure(overrides: list[str], complaint: str) -> None:
+def test_a_mistake_is_answered_with_the_key_the_value_and_the_cure(overrides: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        load_config(None, overrides)
+        load_config(None, overrides.split())
     assert complaint in str(raised.value)
 
 
@@ -332,13 +320,8 @@ def test_a_number_that_yaml_reads_as_another_one_is_refused(tmp_path: Path, sett
 
 def test_a_leading_tilde_is_the_home_folder_in_settings_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    config = load_config(
-        None,
-        [
-            "model.path=~/models/a",
-            "env.mixture.a={name: dataset, options: {train: ~/rows.jsonl, columns: [~/b, a~/c]}}",
-        ],
-    )
+    mixture = "env.mixture.a={name: dataset, options: {train: ~/rows.jsonl, columns: [~/b, a~/c]}}"
+    config = load_config(None, ["model.path=~/models/a", mixture])
     assert config.model.path == "/home/me/models/a"
     assert config.env.mixture["a"].options == {"train": "/home/me/rows.jsonl", "columns": ["/home/me/b", "a~/c"]}
     options = options_of(FitOptions, argparse.Namespace(**dataclasses.asdict(FitOptions(data="~/rows.jsonl"))))
