@@ -24,7 +24,14 @@ from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.records.trajectory import LogprobArray, MaskArray, Outcome, Sampling, Trajectory, check
+from slipstream.common.records.trajectory import (
+    LogprobArray,
+    MaskArray,
+    Outcome,
+    Sampling,
+    Trajectory,
+    check,
+)
 from slipstream.common.text.action_format import action_format
 from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.pack import pack, sequences_of

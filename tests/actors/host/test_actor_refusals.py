@@ -59,11 +59,7 @@ def test_a_judges_longer_descriptions_and_verdicts_are_refused(buffer: Views) ->
     ("member", "actor", "why"),
     [
         ("0", "a" * 2000, "malformed record"),
-        ("2", "a", "malformed member"),
-        ("999", "a", "malformed member"),
-        ("01", "a", "malformed member"),
-        ("-1", "a", "malformed member"),
-        ("x", "a", "malformed member"),
+        *((member, "a", "malformed member") for member in ("2", "999", "01", "-1", "x")),
     ],
 )
 def test_a_payload_of_no_member_or_with_an_endless_record_is_refused(

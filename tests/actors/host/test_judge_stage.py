@@ -118,9 +118,8 @@ async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server:
     buffer.learner.open([ticket(group_id, num_members=2, is_judged=True) for group_id in range(4)])
     rewards = better(server.url, rubric=RUBRIC | {"scale": [0, 1000]})
     actor: Actor = scorer("actor", run_id, rewards)
-    judging = threading.Thread(
-        target=judged_by, args=(setup_of(buffer, rewards), lambda: buffer.ledger.ready == 4), daemon=True
-    )
+    given = (setup_of(buffer, rewards), lambda: buffer.ledger.ready == 4)
+    judging = threading.Thread(target=judged_by, args=given, daemon=True)
     judging.start()
     for _ in range(4):
         await actor.play(buffer)

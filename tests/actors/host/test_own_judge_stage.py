@@ -57,10 +57,11 @@ def by_last_word(request: dict[str, Any]) -> str:
 class Policy(ScriptedEngine):
     """Plays with random words, and judges by `judge`; while `may_judge` is clear it begins no verdict."""
 
-    def __init__(self, judge: Callable[[dict[str, Any]], str] = by_last_word) -> None:
+    def __init__(self, judge: Callable[[dict[str, Any]], str] = by_last_word, *, waits: bool = False) -> None:
         super().__init__(self._write, policy_version=0, schedule=Schedule(token_time_s=0.0001), max_tokens=MAX_TOKENS)
         self.may_judge = asyncio.Event()
-        self.may_judge.set()
+        if not waits:
+            self.may_judge.set()
         self.num_judging = 0  # requests for a verdict so far
         self.dies = False
         self._judge = judge
@@ -142,8 +143,7 @@ def check_marks(members: list[Trajectory], *, version: int = 0) -> None:
 
 async def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(scene: Scene, shutdown: Shutdown) -> None:
     """It plays all groups, in its only two places, before it begins a verdict."""
-    policy, num_groups = Policy(), 5
-    policy.may_judge.clear()
+    policy, num_groups = Policy(waits=True), 5
     scene.opens(*range(num_groups))
     async with scene.playing(policy, shutdown):
         await until(lambda: policy.num_judging == num_groups)
@@ -165,8 +165,7 @@ async def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(
     scene: Scene, shutdown: Shutdown
 ) -> None:
     """Else a group whose judging kills the engine would kill every engine, again and again."""
-    policy = Policy()
-    policy.may_judge.clear()
+    policy = Policy(waits=True)
     policy.dies = True
     scene.opens(0, 1)
     with pytest.raises(EngineDied):
@@ -182,8 +181,7 @@ async def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(
 
 
 async def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene: Scene, shutdown: Shutdown) -> None:
-    policy = Policy()
-    policy.may_judge.clear()
+    policy = Policy(waits=True)
     scene.opens(0, 1)
     async with scene.playing(policy, shutdown, exit_code=EXIT_PREEMPTED):
         await until(lambda: policy.num_judging == 2)
@@ -201,8 +199,7 @@ def check_given_back(scene: Scene, num_groups: int) -> None:
 
 
 async def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Scene, shutdown: Shutdown) -> None:
-    policy = Policy()
-    policy.may_judge.clear()
+    policy = Policy(waits=True)
     scene.opens(0)
     async with scene.playing(policy, shutdown):
         await until(lambda: policy.num_judging == 1)

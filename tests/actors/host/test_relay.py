@@ -69,11 +69,12 @@ class Origin:
         """Serve a blob that is no version."""
         self._data[root] = data
 
-    def digest(self, manifest: Manifest) -> str:
-        return xxhash.xxh3_128_hexdigest(self._data[manifest.root])
-
     def data(self, manifest: Manifest) -> bytes:
         return self._data[manifest.root]
+
+    def digests(self, manifest: Manifest) -> dict[str, str]:
+        """What a receiver of it says."""
+        return {manifest.root: xxhash.xxh3_128_hexdigest(self.data(manifest))}
 
     def _read(self, request: ChunkRequest) -> bytes | None:
         time.sleep(request.num_bytes / self._bytes_per_s)
@@ -138,9 +139,6 @@ class Receiving:
         lines = self.process.said().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
-    def is_up(self) -> bool:
-        return bool(self.said())
-
     def last(self, version: int) -> dict[str, Any] | None:
         """Its output when it had `version`."""
         return next((said for said in self.said() if said.get("version") == version), None)
@@ -178,18 +176,17 @@ def test_eight_receivers_of_one_relay_cost_the_publisher_one_copy_and_a_late_one
     plane.start_relay()
     receivers = [plane.start_receiver(f"r{number}") for number in range(8)]
     plane.wait_for_relays()
-    wait_until(lambda: all(receiver.is_up() for receiver in receivers), "the receivers")
+    wait_until(lambda: all(receiver.said() for receiver in receivers), "the receivers")
     with origin_of(plane) as origin:
         for version in (1, 2):
             manifest = origin.publish(version)
             for receiver in receivers:
                 said = receiver.wait_for(version)
-                assert said["digests"] == {manifest.root: origin.digest(manifest)}
-                assert said["fetched_bytes"] == version * NUM_BYTES
+                assert (said["digests"], said["fetched_bytes"]) == (origin.digests(manifest), version * NUM_BYTES)
             assert origin.server.load.served_bytes == version * NUM_BYTES, "the publisher served more than one copy"
     # And now the learner is dead: there is the offer in Redis, and the relay.
     said = plane.start_receiver("late").wait_for(2)
-    assert said["digests"] == {manifest.root: origin.digest(manifest)}
+    assert said["digests"] == origin.digests(manifest)
     wait_until(lambda: served_by(plane.relay()) == 17 * NUM_BYTES, "the relay's notice")
 
 
@@ -203,7 +200,7 @@ def test_the_children_of_a_relay_that_is_killed_in_mid_blob_go_on_from_another(p
         relay.kill()
         for receiver in receivers:
             said = receiver.wait_for(1)
-            assert said["digests"] == {manifest.root: origin.digest(manifest)}
+            assert said["digests"] == origin.digests(manifest)
             assert said["fetched_bytes"] == NUM_BYTES, "what had come was fetched again"
         from_relay = 3 * NUM_BYTES - origin.server.load.served_bytes
         assert 0 < from_relay < 2 * NUM_BYTES, "the relay was killed before it served, or after"
@@ -213,15 +210,15 @@ def test_a_receiver_that_is_stopped_in_mid_pull_does_not_hold_up_the_others(plan
     with origin_of(plane, bytes_per_s=SLOWLY) as origin:
         stopped = plane.start_receiver("stopped")
         others = [plane.start_receiver(f"r{number}") for number in range(2)]
-        wait_until(lambda: all(receiver.is_up() for receiver in [stopped, *others]), "the receivers")
+        wait_until(lambda: all(receiver.said() for receiver in [stopped, *others]), "the receivers")
         manifest = origin.publish(1)
         wait_until(lambda: origin.server.load.served_bytes > 6 * CHUNK_BYTES, "the pulls to be under way")
         stopped.process.send(signal.SIGSTOP)
         for receiver in others:
-            assert receiver.wait_for(1)["digests"] == {manifest.root: origin.digest(manifest)}
+            assert receiver.wait_for(1)["digests"] == origin.digests(manifest)
         assert stopped.last(1) is None
         stopped.process.send(signal.SIGCONT)
-        assert stopped.wait_for(1)["digests"] == {manifest.root: origin.digest(manifest)}
+        assert stopped.wait_for(1)["digests"] == origin.digests(manifest)
 
 
 def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane: Plane) -> None:
@@ -237,7 +234,7 @@ def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane
         plane.wait_for_relays(2)
         receivers = [plane.start_receiver(f"r{number}") for number in range(2)]
         for receiver in receivers:
-            assert receiver.wait_for(1)["digests"] == {manifest.root: origin.digest(manifest)}
+            assert receiver.wait_for(1)["digests"] == origin.digests(manifest)
         good = next(relay for relay in plane.bulletin.relays() if relay.name != "liar")
         assert good.roots == [manifest.root] and good.num_corrupt == 1, "the relay did not meet the liar"
         num_refused = 1 + sum(receiver.last(1)["num_corrupt"] for receiver in receivers)  # type: ignore[index]
@@ -261,7 +258,7 @@ def test_a_relay_that_is_cut_off_from_the_publisher_keeps_the_old_weights_and_he
         assert relay is not None and relay.policy_version == 1 and relay.roots == [first.root]
         assert receiver.last(2) is None
         link.is_cut = False
-        assert receiver.wait_for(2)["digests"] == {second.root: origin.digest(second)}
+        assert receiver.wait_for(2)["digests"] == origin.digests(second)
         wait_until(lambda: (relay := plane.relay()) is not None and relay.policy_version == 2, "the relay to heal")
         assert link.num_held > 0, "the link was never cut"
 
@@ -283,7 +280,7 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
         manifest = origin.publish(1)
         member = plane.start_receiver("member", environment={KEY_VARIABLE: secret})
         stranger = plane.start_receiver("stranger")
-        assert member.wait_for(1)["digests"] == {manifest.root: origin.digest(manifest)}
+        assert member.wait_for(1)["digests"] == origin.digests(manifest)
         wait_until(lambda: any("refused" in said for said in stranger.said()), "the stranger to give up")
         assert stranger.last(1) is None
         wait_until(lambda: served_by(plane.relay()) == NUM_BYTES, "the relay's notice")
@@ -298,7 +295,7 @@ def test_a_relay_whose_memory_has_changed_mends_itself_when_blamed(plane: Plane,
         assert held is not None
         held[NUM_BYTES // 2] ^= 1
         said = plane.start_receiver("r0").wait_for(1)
-        assert said["digests"] == {manifest.root: origin.digest(manifest)} and said["num_corrupt"] == 1
+        assert said["digests"] == origin.digests(manifest) and said["num_corrupt"] == 1
         wait_until(lambda: (now := relay._holdings.get(manifest.root)) is not None and now is not held, "another copy")
         assert bytes(relay._holdings.get(manifest.root).data) == origin.data(manifest)  # type: ignore[union-attr]
         assert plane.bulletin.blamed() == {relay.endpoint: 1}
@@ -365,9 +362,8 @@ def test_an_actor_host_keeps_its_own_relay_up(
     plane: Plane, redis_url: str, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.tools.run.child.BACK_OFF_S", (0.0,) * 5)
-    config = load_config(
-        None, [f"run.root={tmp_path}", f"run.name={run_id}", f"redis.url={redis_url}", "actors.transport=relay"]
-    )
+    named = [f"run.root={tmp_path}", f"run.name={run_id}", f"redis.url={redis_url}"]
+    config = load_config(None, [*named, "actors.transport=relay"])
     settings = tmp_path / "settings.yaml"
     settings.write_text(dump_config(config))
     with host_relay(config, settings) as child:
