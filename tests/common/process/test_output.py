@@ -9,10 +9,8 @@ from slipstream.common.process.output import remove_left, whole_folder
 
 @pytest.mark.parametrize("name", ["model", "model[1]"])
 def test_a_new_folder_removes_what_writers_of_it_left_and_no_other(tmp_path: Path, name: str) -> None:
-    left, others = (
-        tmp_path / f"{name}.abcdefgh.tmp",
-        [tmp_path / f"model{end}.abcdefgh.tmp" for end in (".v2", "1", "x")],
-    )
+    left = tmp_path / f"{name}.abcdefgh.tmp"
+    others = [tmp_path / f"model{end}.abcdefgh.tmp" for end in (".v2", "1", "x")]
     for folder in (left, *others):
         folder.mkdir()
     with whole_folder(tmp_path / name) as folder:

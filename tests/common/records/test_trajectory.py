@@ -116,10 +116,7 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"stop_reason": StopReason.ENV_ERROR}, "ENV_ERROR cannot have outcome"),
         # The turns.
         ({"turns": []}, "no turns: nothing was sampled"),
-        (
-            {"turns": [FIRST, a_turn(7, 10, rewards={})]},
-            r"turn \[7, 10\) has no reward; a reward of 0 must be given too",
-        ),
+        ({"turns": [FIRST, a_turn(7, 10, rewards={})]}, r"n \[7, 10\) has no reward; a reward of 0 must be given too"),
         ({"turns": [FIRST, a_turn(4, 10)]}, r"turn \[4, 10\) overlaps another"),
         ({"turns": [FIRST, a_turn(7, 11)]}, r"turn \[7, 11\) overlaps another turn or exceeds the tokens"),
         ({"turns": [FIRST, a_turn(7, 7)]}, r"turn \[7, 7\)"),

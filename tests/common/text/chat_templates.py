@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from slipstream.common.text.tokenizer import load_tokenizer
+from tests.common.text.small_tokenizer import chat_tokenizer
 
 # A system message of its own, tools in the system message, results of tools merged into one message of the user.
 QWEN2_5 = """{% if messages[0].role == 'system' %}{% set system, rest = messages[0].content, messages[1:] %}
@@ -408,14 +409,7 @@ def save_byte_tokenizer(
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     model.decoder = decoders.ByteLevel()
     model.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys(special)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=model,
-        chat_template=template,
-        eos_token=ends[0],
-        bos_token=bos,
-        pad_token=ends[0],
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = chat_tokenizer(model, template, eos_token=ends[0], bos_token=bos, pad_token=ends[0])
     tokenizer.save_pretrained(folder)
     config = {"eos_token_id": tokenizer.convert_tokens_to_ids(list(ends))}
     (folder / "generation_config.json").write_text(json.dumps(config))

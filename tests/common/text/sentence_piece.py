@@ -7,8 +7,10 @@ from typing import Any
 
 import mistral_common
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece
+
+from tests.common.text.small_tokenizer import chat_tokenizer
 
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content.strip() + ' [/INST]' }}"
@@ -57,34 +59,17 @@ def _vocabulary() -> str:
 def sentence_piece(family: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a family with its chat template."""
     form, read = FAMILIES[family], json.loads(_vocabulary())
-    model = Tokenizer(
-        models.BPE(
-            vocab=read["vocab"],
-            merges=[tuple(merge) for merge in read["merges"]],
-            unk_token="<unk>",
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    merges = [tuple(merge) for merge in read["merges"]]
+    unknown: dict[str, Any] = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    model = Tokenizer(models.BPE(vocab=read["vocab"], merges=merges, **unknown))
     if form["scheme"] == "prepend":  # of Llama's `legacy` tokenizers
         model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         model.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=form["scheme"], split=False)
-    model.decoder = decoders.Sequence(
-        [
-            decoders.Replace(Regex("▁"), " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1),
-        ]
-    )
+    first_space = decoders.Strip(content=" ", left=1)
+    spaces = decoders.Replace(Regex("▁"), " ")
+    model.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), first_space])
     model.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")])
     tokens = form.get("tokens", ())
     model.add_special_tokens([AddedToken(text, special=True, normalized=False, rstrip=True) for text in tokens])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=model,
-        chat_template=form["template"],
-        bos_token="<s>",
-        eos_token=tokens[0] if tokens else "</s>",
-        clean_up_tokenization_spaces=False,
-    )
+    return chat_tokenizer(model, form["template"], bos_token="<s>", eos_token=tokens[0] if tokens else "</s>")

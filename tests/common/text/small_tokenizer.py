@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -57,10 +58,10 @@ def shop_tokenizer(action_format: str = "plain") -> PreTrainedTokenizerBase:
 
 def _chat_tokenizer(tokenizer: Tokenizer, template: str) -> PreTrainedTokenizerBase:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", END, "<|endoftext|>")])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=template,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-    )
+    return chat_tokenizer(tokenizer, template, eos_token=END, pad_token="<|endoftext|>")
+
+
+def chat_tokenizer(tokenizer: Tokenizer, template: str, **tokens: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model with this chat template and these special tokens."""
+    usual: dict[str, Any] = {"chat_template": template, "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **usual, **tokens)

@@ -18,7 +18,8 @@ START_S, A_YEAR_S = 1_700_000_000.0, 366 * 86_400.0
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerBase:
-    return merging_tokenizer(EVERYTHING)
+    """One that no other test has used."""
+    return merging_tokenizer.__wrapped__(EVERYTHING)
 
 
 @pytest.fixture
