@@ -89,17 +89,10 @@ def test_an_offer_with_a_malformed_probe_is_not_read(damage: dict[str, object]) 
         decode(Offer, encode(msgspec.structs.replace(offer, manifest=msgspec.structs.replace(manifest, probe=bad))))
 
 
-Refuse = Callable[[int], None]
-
-
-def nothing(_: int) -> None:
-    return None
-
-
 class RefusingEngine(ScriptedEngine):
     """Refuses versions as `refuse` says: it raises for a version, when it is staged or when it is committed."""
 
-    def __init__(self, *, on_stage: Refuse = nothing, on_commit: Refuse = nothing) -> None:
+    def __init__(self, *, on_stage: Callable[[int], None], on_commit: Callable[[int], None]) -> None:
         schedule = Schedule(token_time_s=0.0)
         super().__init__(lambda tokens, seed: [1], policy_version=-1, schedule=schedule, max_tokens=8)
         self.on_stage, self.on_commit = on_stage, on_commit
@@ -120,7 +113,11 @@ def offer_of(version: int) -> Offer:
     return Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1")
 
 
-def raising(error: Exception, *versions: int) -> Refuse:
+def nothing(_: int) -> None:
+    return None
+
+
+def raising(error: Exception, *versions: int) -> Callable[[int], None]:
     def refuse(version: int) -> None:
         if version in versions:
             raise error
@@ -159,7 +156,10 @@ async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCo
 @pytest.mark.parametrize("where", ["stage", "commit"])
 def test_a_version_that_does_not_fit_is_tried_a_few_times_and_the_next_one_soon(where: str) -> None:
     unfit = raising(WeightsUnfit("version 3 is refused by its probe"), 3)
-    engine, counts, pin = RefusingEngine(**{f"on_{where}": unfit}), RefreshCounts(), Pin()
+    engine = RefusingEngine(
+        on_stage=unfit if where == "stage" else nothing, on_commit=unfit if where == "commit" else nothing
+    )
+    counts, pin = RefreshCounts(), Pin()
     waits_s = asyncio.run(refreshed(engine, [3, 3], counts, pin))
     assert engine.staged == [3] * MAX_TRIES and waits_s == [1.0, 2.0, 4.0]
     assert counts.refusal == Refusal(policy_version=3, reason="version 3 is refused by its probe", unfit=True)
@@ -175,14 +175,14 @@ def test_weights_that_do_not_arrive_are_tried_again_ever_less_often() -> None:
         if error := next(left, None):
             raise error
 
-    engine, counts = RefusingEngine(on_stage=refuse), RefreshCounts()
+    engine, counts = RefusingEngine(on_stage=refuse, on_commit=nothing), RefreshCounts()
     waits_s = asyncio.run(refreshed(engine, [3, 3], counts, Pin()))
     assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] and engine.policy_version == 3
     assert counts.refusal is None
 
 
 def test_an_engine_that_has_no_right_weights_any_more_is_reported_and_ends_its_actor() -> None:
-    engine, counts = RefusingEngine(on_commit=raising(EngineSpoiled("of 9 nats"), 3)), RefreshCounts()
+    engine, counts = RefusingEngine(on_stage=nothing, on_commit=raising(EngineSpoiled("of 9 nats"), 3)), RefreshCounts()
     with pytest.raises(EngineSpoiled):
         asyncio.run(refreshed(engine, [3], counts, Pin()))
     assert counts.refusal == Refusal(policy_version=3, reason="of 9 nats", unfit=True)
@@ -239,7 +239,7 @@ def test_the_reason_of_an_actor_that_has_left_is_known(watched: Watched) -> None
 
 def test_a_reason_is_as_long_as_a_heartbeat_may_carry() -> None:
     counts = RefreshCounts()
-    engine = RefusingEngine(on_stage=raising(WeightsUnfit("x" * 5000), 3))
+    engine = RefusingEngine(on_stage=raising(WeightsUnfit("x" * 5000), 3), on_commit=nothing)
     asyncio.run(refreshed(engine, [3, 3], counts, Pin()))
     member = msgspec.structs.replace(MEMBER, refusal=counts.refusal)
     assert decode(type(member), encode(member)).refusal.reason == "x" * MAX_REASON_CHARS

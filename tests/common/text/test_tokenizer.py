@@ -114,10 +114,6 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     path.write_text(json.dumps(content))
 
 
-def update(path: Path, **changes: object) -> None:
-    edit(path, lambda content: content.update(changes))
-
-
 def other_template(folder: Path) -> None:
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
@@ -132,15 +128,18 @@ def other_vocabulary(folder: Path) -> None:
     edit(folder / "tokenizer.json", swap)
 
 
-OTHERS: dict[str, Callable[[Path], None]] = {
-    "template": other_template,
-    "vocabulary": other_vocabulary,
-    "normaliser": lambda folder: update(folder / "tokenizer.json", normalizer={"type": "Lowercase"}),
-    "ends": lambda folder: update(folder / "generation_config.json", eos_token_id=[1, 5]),
-}
+def other_normaliser(folder: Path) -> None:
+    edit(folder / "tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"}))
 
 
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def other_ends(folder: Path) -> None:
+    edit(folder / "generation_config.json", lambda content: content.update(eos_token_id=[1, 5]))
+
+
+OTHERS = [other_template, other_vocabulary, other_normaliser, other_ends]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
 def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes_and_the_cure(
     folder: Path, change: Callable[[Path], None]
 ) -> None:
@@ -149,8 +148,9 @@ def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes
     assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
     change(folder)
     mine = tokenizer_root(load_tokenizer(folder))
-    complaint = f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(
+        ConfigError, match=f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
+    ):
         checked_tokenizer(facts, Config(), folder)
 
 
@@ -192,9 +192,9 @@ def with_own_code(folder: Path, ran: Path) -> None:
     """As a folder from elsewhere, whose model and tokenizer are classes of its own."""
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    update(folder / "config.json", model_type="own", auto_map=own)
-    own = {"AutoTokenizer": ["own.OwnTokenizer", None]}
-    update(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own)
+    edit(folder / "config.json", lambda content: content.update(model_type="own", auto_map=own))
+    own_tokenizer = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    edit(folder / "tokenizer_config.json", lambda content: content.update(own_tokenizer))
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, skeleton_of])
@@ -212,7 +212,7 @@ def test_a_folder_that_needs_its_own_code_is_refused_by_the_name_of_the_setting_
 def test_the_code_of_a_model_that_transformers_knows_is_left_alone(tmp_path: Path) -> None:
     folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    update(folder / "config.json", auto_map={"AutoConfig": "own.Config"})
+    edit(folder / "config.json", lambda content: content.update(auto_map={"AutoConfig": "own.Config"}))
     assert next(skeleton_of(folder).parameters()).device == torch.device("meta")
     assert not ran.exists()
 
