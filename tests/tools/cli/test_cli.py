@@ -23,7 +23,7 @@ from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.serve.serve_options import EnvsOptions
 from slipstream.tools.terminal.options import as_arguments, options_of
-from tests.tools.cli.verbs import slipstream
+from tests.tools.cli.verbs import Said, slipstream
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -134,54 +134,47 @@ LOOK_AT_A_RUN = [verb for verb in VERBS if VERBS[verb].joins or VERBS[verb].of_r
 
 
 @pytest.mark.parametrize("verb", [verb for verb in LOOK_AT_A_RUN if not VERBS[verb].of_runs])
-def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, printed: Said, refused: Said) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path}}}\nlearner: {{steps: 77}}\n")
     root, words = f"run.root={tmp_path}", [*verb.split(), *OPERANDS.get(verb, [])]
     for about in ([*words, "mine", root], [*words, str(folder)], [*words, "run.name=mine", root]):
-        assert main([*about, "--print-config"]) == 0
-        printed = capsys.readouterr().out
-        assert "steps: 77" in printed and "name: mine" in printed and f"root: {tmp_path}" in printed
+        said = printed(*about, "--print-config")
+        assert "steps: 77" in said and "name: mine" in said and f"root: {tmp_path}" in said
     if "file" in VERBS[verb].arguments:
-        assert main([verb, "env.options.train=tasks.jsonl", "mine", "rows.jsonl", root, "--print-config"]) == 0
-        assert "steps: 77" in capsys.readouterr().out
-    assert main([*words, "yours", root]) == 2
-    assert f"slipstream {verb}: no run 'yours' under {tmp_path}/; existing runs: mine" in capsys.readouterr().err
-    assert main([*words, "yours", root, "redis.url=redis://elsewhere", "--print-config"]) == 0
-    assert "name: yours" in capsys.readouterr().out
-    assert main([*words, "mine", "other", root]) == 2
-    assert "give the name of one run" in capsys.readouterr().err
+        assert "steps: 77" in printed(verb, "env.options.train=a.jsonl", "mine", "rows.jsonl", root, "--print-config")
+    assert f"slipstream {verb}: no run 'yours' under {tmp_path}/; existing runs: mine" in refused(*words, "yours", root)
+    assert "name: yours" in printed(*words, "yours", root, "redis.url=redis://elsewhere", "--print-config")
+    assert "give the name of one run" in refused(*words, "mine", "other", root)
 
 
 @pytest.mark.parametrize("verb", [["up", "--resume"], ["learner", "--replay-archive"], ["eval"], ["top"]])
 def test_a_run_that_was_moved_is_read_where_it_is_and_a_copy_is_no_run(
-    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: list[str], tmp_path: Path, printed: Said, refused: Said
 ) -> None:
     """Its configuration says where it was, and how it was called. A road quotes what it sets."""
     (folder := tmp_path / "it's new" / "mine").mkdir(parents=True)
     (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path / 'old'}}}\nlearner: {{steps: 77}}\n")
     for words in ([str(folder)], ["mine", f"run.root={folder.parent}"], ["mine", setting("run.root", folder.parent)]):
-        assert main([*verb, *words, "--print-config"]) == 0
-        printed = yaml.safe_load(capsys.readouterr().out)
-        assert (printed["learner"]["steps"], printed["run"]["root"]) == (77, str(folder.parent))
+        said = yaml.safe_load(printed(*verb, *words, "--print-config"))
+        assert (said["learner"]["steps"], said["run"]["root"]) == (77, str(folder.parent))
     if "--replay-archive" not in verb:
-        assert main([*verb, str(folder), "run.name=other"]) == 2
-        assert "got the run mine and run.name=other, another one; leave one of them" in capsys.readouterr().err
+        complaint = "got the run mine and run.name=other, another one; leave one of them"
+        assert complaint in refused(*verb, str(folder), "run.name=other")
     copy = folder.rename(folder.parent / "copy")
+    complaint = f"{copy} is a copy of the run 'mine', or was renamed; name the folder mine"
     for words in ([str(copy)], ["copy", f"run.root={folder.parent}"]):
-        assert main([*verb, *words, "--print-config"]) == 2
-        assert f"{copy} is a copy of the run 'mine', or was renamed; name the folder mine" in capsys.readouterr().err
+        assert complaint in refused(*verb, *words, "--print-config")
 
 
-def test_up_says_how_a_run_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_says_how_a_run_is_continued(tmp_path: Path, refused: Said) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
-    assert main(["up", "mine", f"run.root={tmp_path}"]) == 2
-    assert "`mine` is a run; `slipstream up --resume mine` continues it" in capsys.readouterr().err
-    assert main(["up", "conf/quickstrat.yaml"]) == 2
+    root = f"run.root={tmp_path}"
+    assert "`mine` is a run; `slipstream up --resume mine` continues it" in refused("up", "mine", root)
     complaint = "no config file at conf/quickstrat.yaml; did you mean conf/quickstart.yaml? Those that"
-    assert complaint in capsys.readouterr().err
+    assert complaint in refused("up", "conf/quickstrat.yaml")
 
 
 def test_every_setting_is_read_by_a_verb() -> None:
@@ -235,22 +228,17 @@ def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureF
         assert has_it is (verb.split()[0] == "fit")
 
 
-def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, printed: Said) -> None:
     quickstart = str(REPOSITORY / "conf" / "quickstart.yaml")
-    assert main(["up", quickstart, "--print-config", "learner.steps=7", "env.options.profile=full"]) == 0
-    printed = capsys.readouterr().out
-    assert "steps: 7" in printed and "profile: full" in printed and "groups_per_step: 8" in printed
-    (tmp_path / "again.yaml").write_text(printed)
-    assert main(["learner", str(tmp_path / "again.yaml"), "--print-config"]) == 0
-    assert capsys.readouterr().out == printed
+    said = printed("up", quickstart, "--print-config", "learner.steps=7", "env.options.profile=full")
+    assert "steps: 7" in said and "profile: full" in said and "groups_per_step: 8" in said
+    (tmp_path / "again.yaml").write_text(said)
+    assert printed("learner", str(tmp_path / "again.yaml"), "--print-config") == said
 
 
-def test_the_printed_configuration_has_no_password(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["actors", "redis.url=redis://user:s%2Fcret@host:6379/1", "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    assert "url: redis://user@host:6379/1" in printed and "cret" not in printed
+def test_the_printed_configuration_has_no_password(printed: Said) -> None:
+    said = printed("actors", "redis.url=redis://user:s%2Fcret@host:6379/1", "--print-config")
+    assert "url: redis://user@host:6379/1" in said and "cret" not in said
     assert os.environ[PASSWORD_VARIABLE] == "s/cret"
 
 
@@ -265,54 +253,45 @@ def test_the_printed_configuration_has_no_password(
     ],
 )
 def test_up_without_a_task_or_a_model_is_the_quickstart(
-    words: list[str], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], name: str, printed: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
-    assert main(["up", *words, "--print-config"]) == 0
-    said = capsys.readouterr()
-    is_quickstart = "episodes: 2500" in said.out
-    assert f"name: {name}\n" in said.out and is_quickstart is (name in ("quickstart", "mine"))
+    said = printed("up", *words, "--print-config")
+    assert f"name: {name}\n" in said and ("episodes: 2500" in said) is (name in ("quickstart", "mine"))
 
 
-def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}"]) == 0
-    said = capsys.readouterr().out
+def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, printed: Said) -> None:
+    said = printed("up", "run.name=dry", "--dry-run", f"run.root={tmp_path}")
     assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "GPUs", "learner", "actors", "tensorboard"]
     assert "redis: a server of its own" in said
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_tracked_by_the_packages_that_are_there_and_no_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Said, refused: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dry = ["up", "run.name=dry", "--dry-run", f"run.root={tmp_path / 'runs'}", "--wandb", "--mlflow"]
-    assert main(dry) == 2
-    assert "--wandb needs the package wandb: `pip install wandb`" in capsys.readouterr().err
+    assert "--wandb needs the package wandb: `pip install wandb`" in refused(*dry)
     for to in ("wandb", "mlflow"):
         (tmp_path / f"{to}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(dry) == 0
-    last = capsys.readouterr().out.splitlines()[-2:]
+    last = printed(*dry).splitlines()[-2:]
     assert [line.partition(":")[0] for line in last] == ["wandb", "mlflow"]
     assert all(f" track {tmp_path / 'runs' / 'dry' / 'config.yaml'} --to " in line for line in last)
 
 
-def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, printed: Said, refused: Said) -> None:
     with start_server(tmp_path / "mine" / "redis") as server:
         (tmp_path / "mine" / "config.yaml").write_text(
             f"run: {{name: mine, root: {tmp_path}}}\nredis: {{url: '{server.url}'}}\nlearner: {{steps: 77}}\n"
         )
         here = ["run.name=mine", f"run.root={tmp_path}"]
-        assert main(["top", *here, "--print-config"]) == 0
-        assert "steps: 77" in capsys.readouterr().out
+        assert "steps: 77" in printed("top", *here, "--print-config")
         # It reaches the server, which wants a password, and finds no run there yet.
-        assert main(["top", *here]) == 2
-        assert "`run.name` mine is not on this Redis server; it has no runs" in capsys.readouterr().err
+        assert "`run.name` mine is not on this Redis server; it has no runs" in refused("top", *here)
 
 
-def test_what_an_interrupted_pip_leaves_of_a_package_is_no_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_interrupted_pip_leaves_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "left-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     check_machine()

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.run.model_card import card_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import ASCII_LOCALE
+from tests.tools.cli.verbs import ASCII_LOCALE, Said
 
 PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}
 STEP = {"step": 7, "trained/reward": 0.5, "lag/mean": 1.25, "lag/max": 3, **PRODUCED}
 EVALUATION = {"step": 7, "eval/success_sampled": 0.8, "eval/success_greedy": 0.9, "eval/num_tasks": 100}
 SETTINGS = ["env.name=dataset", "env.max_turns=1", "env.options={train: /home/me/secret/sums.jsonl}", "optim.lr=5e-5"]
-SETTINGS += ["learner.ranks=2", "learner.hosts=2", "learner.rendezvous=10.0.0.9:29500"]
+SETTINGS += ["learner.ranks=2", "learner.hosts=2", "learner.rendezvous=10.0.0.9:29500", "redis.url=redis://10.0.0.8"]
 
 
 @pytest.fixture
@@ -31,9 +30,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path, "mine")
     made.create()
     judge = "env.rewards={good: {part: judge, url: 'http://10.0.0.7:8000/v1', model: m, rubric: /home/me/rubric.yaml}}"
-    config = load_config(
-        None, [*SETTINGS, judge, f"run.root={tmp_path}", "run.name=mine", "redis.url=redis://10.0.0.8"]
-    )
+    config = load_config(None, [*SETTINGS, judge, f"run.root={tmp_path}", "run.name=mine"])
     config.model.path = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef/"
     made.config.write_text(dump_config(config))
     made.metrics.write_text("".join(json.dumps(record) + "\n" for record in (STEP, EVALUATION)))
@@ -96,23 +93,19 @@ def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) ->
 
 
 def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused_and_a_card_is_kept(
-    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], refused: Said
 ) -> None:
     done = export(run_dir, "--to-hub", "maker/mine")
     assert done.returncode == 2 and "`--to-hub` maker/mine needs a token that may write; set HF_TOKEN" in done.stderr
     assert (run_dir.trained_model / "README.md").exists()
     here = ["export", f"run.root={run_dir.path.parent}", "run.name=mine"]
-    assert main([*here, "--to-hub", "mine"]) == 2
-    assert "`--to-hub` must be like maker/name, got 'mine'" in capsys.readouterr().err
-    assert main([*here, "--public"]) == 2
-    assert "`--public` must be off without --to-hub" in capsys.readouterr().err
+    assert "`--to-hub` must be like maker/name, got 'mine'" in refused(*here, "--to-hub", "mine")
+    assert "`--public` must be off without --to-hub" in refused(*here, "--public")
     (run_dir.trained_model / "README.md").write_text("# My own\n")
-    assert main(here) == 0
-    assert (run_dir.trained_model / "README.md").read_text() == "# My own\n"
+    assert main(here) == 0 and (run_dir.trained_model / "README.md").read_text() == "# My own\n"
     assert "README.md is kept; delete it for a new one" in capsys.readouterr().err
     (run_dir.trained_model / "model.safetensors").unlink()
-    assert main(here) == 2
-    assert "trained_model has no *.safetensors" in capsys.readouterr().err
+    assert "trained_model has no *.safetensors" in refused(*here)
 
 
 class Hub(HttpStandIn):
@@ -151,22 +144,16 @@ class Hub(HttpStandIn):
         return None
 
 
-@pytest.fixture
-def hub() -> Iterator[Hub]:
+def test_the_folder_is_uploaded_without_what_a_model_does_not_need(run_dir: RunDir) -> None:
     with Hub() as hub:
-        yield hub
-
-
-def test_the_folder_is_uploaded_without_what_a_model_does_not_need(run_dir: RunDir, hub: Hub) -> None:
-    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    done = export(run_dir, "--to-hub", "maker/mine", **variables)
+        variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        done = export(run_dir, "--to-hub", "maker/mine", **variables)
     assert done.returncode == 0, (done.stderr, hub.paths)
     assert set(hub.files) == {"README.md", "config.json", "model.safetensors"}
     assert hub.files["README.md"] == (run_dir.trained_model / "README.md").read_bytes()
     assert hub.created["visibility"] == "private" and hub.tokens == {"Bearer hf_test"}
     assert "hf_test" not in done.stdout + done.stderr
 
-    hub.close()
-    done = export(run_dir, "--to-hub", "maker/mine", **variables)
+    done = export(run_dir, "--to-hub", "maker/mine", **variables)  # the Hub is gone
     assert done.returncode == 2 and "`--to-hub` maker/mine was not uploaded: " in done.stderr
     assert "hf_test" not in done.stdout + done.stderr

@@ -8,9 +8,8 @@ import pytest
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
-from slipstream.tools.cli.cli import main
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from tests.tools.cli.verbs import slipstream
+from tests.tools.cli.verbs import Said, slipstream
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 WORDS = ("one", "two", "three", "four", "five", "six")
@@ -48,18 +47,18 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
     done = slipstream("fit", "sft", *arguments, **ONE_THREAD)
     assert done.returncode == 0, done.stderr
-    trained = folder / "runs" / "sft" / "trained_model"
+    run = folder / "runs" / "sft"
+    trained = run / "trained_model"
     assert done.stdout.strip().splitlines()[-1] == str(trained)
     assert (trained / "model.safetensors").is_file() and (trained / "tokenizer.json").is_file()
     assert "30 rows are left out: return below --min-return" in done.stderr
     assert "1 rows are left out: longer than model.max_tokens, 32" in done.stderr
     assert "1 rows are left out: no message is the assistant's" in done.stderr
     assert "training on 6 examples, 0 are held out" in done.stderr
-    losses = [record["fit/loss"] for record in read_metrics(folder / "runs" / "sft" / "metrics.jsonl")]
+    losses = [record["fit/loss"] for record in read_metrics(run / "metrics.jsonl")]
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
     again = slipstream("fit", "sft", *arguments, **ONE_THREAD)
     assert again.returncode == 0 and "resumed from step_000040" in again.stderr
-    run = folder / "runs" / "sft"
     before = {path: path.read_bytes() for path in (run / "config.yaml", run / "fit.json")}
     other = slipstream("fit", "sft", *arguments, "--epochs=3", "optim.lr=0.5", **ONE_THREAD)
     assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
@@ -78,29 +77,28 @@ def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) ->
     assert records[-1]["fit/loss"] < 0.5 and records[-1]["fit/accuracy"] == 1
 
 
-def test_what_is_missing_is_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "sft", *settings(folder, "none", "model.path=''")]) == 2
-    assert "`model.path` is empty" in capsys.readouterr().err
-    assert main(["fit", "dpo", *settings(folder, "none", "--data=nowhere.jsonl")]) == 2
-    assert "`--data` must name a file of conversations, got 'nowhere.jsonl'" in capsys.readouterr().err
-    assert main(["fit", "reward", *settings(folder, "none", "--beta=0")]) == 2
-    assert "`--beta` must be > 0" in capsys.readouterr().err
+def test_what_is_missing_is_reported_at_once(folder: Path, refused: Said) -> None:
     (folder / "long.jsonl").write_text((folder / "rows.jsonl").read_text().splitlines(keepends=True)[-2])
-    assert main(["fit", "sft", *settings(folder, "none", f"--data={folder}/long.jsonl")]) == 2
-    assert "has no row to train on: 1 longer than model.max_tokens, 32" in capsys.readouterr().err
+    for goal, setting, complaint in (
+        ("sft", "model.path=''", "`model.path` is empty"),
+        ("dpo", "--data=nowhere.jsonl", "`--data` must name a file of conversations, got 'nowhere.jsonl'"),
+        ("reward", "--beta=0", "`--beta` must be > 0"),
+        ("sft", f"--data={folder}/long.jsonl", "has no row to train on: 1 longer than model.max_tokens, 32"),
+    ):
+        assert complaint in refused("fit", goal, *settings(folder, "none", setting))
     assert not (folder / "runs" / "none").exists()
 
 
 @pytest.mark.parametrize("goal", ["sft", "dpo", "reward", "prm"])
-def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str], goal: str) -> None:
+def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, refused: Said, goal: str) -> None:
     asked, right = {"role": "user", "content": "one"}, {"role": "assistant", "content": "one"}
     row = {"messages": [asked, right], "turn_labels": [1.0]}
-    pair = {"chosen": [asked, right], "rejected": [asked, {"role": "assistant", "content": "two"}]}
+    pair = {"chosen": [asked, right], "rejected": [asked, right | {"content": "two"}]}
     (folder / "few.jsonl").write_text(json.dumps(pair if goal in ("dpo", "reward") else row) + "\n")
     run = folder / "runs" / f"of-up-{goal}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("run: {name: of-up}\n")
-    assert main(["fit", goal, *settings(folder, run.name, f"--data={folder}/few.jsonl")]) == 2
-    assert "is a run of another kind" in (message := capsys.readouterr().err) and "choose another run.name" in message
+    said = refused("fit", goal, *settings(folder, run.name, f"--data={folder}/few.jsonl"))
+    assert "is a run of another kind" in said and "choose another run.name" in said
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
     assert (run / "config.yaml").read_text() == "run: {name: of-up}\n"

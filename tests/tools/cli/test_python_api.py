@@ -100,10 +100,7 @@ def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() ->
         ("class W: pass\nW.words = ['b']\nW = W.words", ["b"]),
         ("import xml.dom, slipstream\nimport xml.sax\nslipstream.train()\nW = [xml.dom, xml.sax, slipstream]", None),
         ("W = [1]\nfor word in W:\n    print(word)", [1]),
-        (
-            "W = []\nfor word in 'ab':\n    W.append(word)",
-            "W is set inside of `for word in 'ab':`, which is not copied",
-        ),
+        ("W = []\nfor w in 'ab':\n    W.append(w)", "W is set inside of `for w in 'ab':`, which is not copied"),
         ("try:\n    import W\nexcept ImportError:\n    W = 1", "W is set inside of `try:`"),
         ("with open('w') as file:\n    W = file.read()", "W is set inside of `with open('w') as file:`"),
         ("if __name__ == '__main__':\n    W = 1", "W is set inside of `if __name__ == '__main__':`"),
@@ -128,10 +125,7 @@ def test_what_a_script_changes_after_its_definition_comes_along_or_is_refused(be
         ({"learning_rate": 1}, "did you mean `optim.lr`?"),
         ({"config": "conf/nowhere.yaml"}, "no config file at conf/nowhere.yaml"),
         ({"name": "one"}, "run 'one' exists in "),
-        *(
-            ({"dataset": rows}, "`dataset` must be a path, got '")
-            for rows in ([], [{"prompt": "a"}], iter([]), object())
-        ),
+        *(({"dataset": odd}, "`dataset` must be a path, got '") for odd in ([], [{"prompt": "a"}], iter([]), object())),
         ({"model": object()}, "`model` must be a path, got 'object'; save it, and give its path"),
         ({"reward": 5}, "`reward` must be a function, or a list of them, got 5"),
         ({"reward": {"short": len}}, "`reward` must be a function, or a list of them, got "),

@@ -24,6 +24,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.data.row_files import write_rows
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.cli.verbs import Said
 
 ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'
 FIT = "run.root=runs run.name=new model.path=model --data=rows.jsonl"
@@ -191,14 +192,13 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("case", INPUTS)
-def test_a_file_that_is_read_is_not_written(case: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_read_is_not_written(case: str, place: Path, refused: Said) -> None:
     target, source, command = INPUTS[case]
     (place / "alias.jsonl").symlink_to("out.jsonl")
     for name in ("out.held-out.jsonl", "out.marks.jsonl"):
         (place / name).write_text(ROWS)
     before = files(place)
-    assert main(command.split()) == 2
-    assert f"{target} would replace {source}, which is read; choose another file to write" in capsys.readouterr().err
+    assert f"{target} would replace {source}, which is read; choose another file to write" in refused(*command.split())
     assert files(place) == before
 
 

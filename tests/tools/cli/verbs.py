@@ -1,13 +1,15 @@
-"""A verb of `slipstream`, called in a process of its own."""
+"""A verb of `slipstream`, called in a process of its own, or in this one."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from tests.processes import DEADLINE_S, REPOSITORY
 
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # in which no file of ours is written
+Said = Callable[..., str]  # what a command in this process said: the fixtures `printed` and `refused`
 SLIPSTREAM = [sys.executable, "-m", "slipstream.tools.cli.cli"]
 
 

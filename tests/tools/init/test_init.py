@@ -12,6 +12,7 @@ from slipstream.common.config.config import load_config
 from slipstream.tools.cli.cli import main
 from slipstream.tools.init.init import FILES
 from slipstream.tools.run.check_input import check_input
+from tests.tools.cli.verbs import Said
 
 
 @pytest.fixture
@@ -24,16 +25,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_run_of_what_is_written_is_accepted(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", kind, "mine"]) == 0
+def test_a_run_of_what_is_written_is_accepted(kind: str, folder: Path, printed: Said, refused: Said) -> None:
+    said = printed("init", kind, "mine")
     written = sorted(path.name for path in folder.iterdir())
     assert written == sorted(file.format("mine") for file in FILES[kind]) and len(written) == 3
-    assert f"wrote {', '.join(file.format('mine') for file in FILES[kind])}" in capsys.readouterr().out
+    assert f"wrote {', '.join(file.format('mine') for file in FILES[kind])}" in said
     assert not any("NAME" in path.read_text() for path in folder.iterdir())
     check_input(load_config("mine.yaml", ["model.path=model"] if kind == "agent" else []), to_come=["model"])
     before = {path: path.read_text() for path in folder.iterdir() if path.is_file()}
-    assert main(["init", kind, "mine"]) == 2
-    assert "mine.py, mine.yaml, " in capsys.readouterr().err
+    assert "mine.py, mine.yaml, " in refused("init", kind, "mine")
     assert {path: path.read_text() for path in folder.iterdir() if path.is_file()} == before
 
 
@@ -49,16 +49,11 @@ def test_the_check_of_an_environment_passes_and_fails_with_it(folder: Path) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        *(
-            (name, f"at most 32, got '{name}'; such as my_task")
-            for name in ("a-b", "class", "_mine", "naïve", 33 * "a")
-        ),
-        ("json", "json is the name of a module that is installed"),
-        ("slipstream", "slipstream is the name of a module that is installed"),
+        *((name, f"most 32, got '{name}'; such as my_task") for name in ("a-b", "class", "_mine", "naïve", 33 * "a")),
+        *((name, f"{name} is the name of a module that is installed") for name in ("json", "slipstream")),
     ],
 )
 def test_a_name_that_python_cannot_import_or_already_has_is_refused(
-    name: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    name: str, said: str, folder: Path, refused: Said
 ) -> None:
-    assert main(["init", "data", name]) == 2
-    assert said in capsys.readouterr().err and list(folder.iterdir()) == []
+    assert said in refused("init", "data", name) and list(folder.iterdir()) == []

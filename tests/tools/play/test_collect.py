@@ -45,11 +45,13 @@ from tests.actors.episode.episodes import Script, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tests.guess import WORDS, GuessEnv
 from tests.tools.cli.test_cli import own_environment
+from tests.tools.cli.verbs import Said
 
 __all__ = ["own_environment"]  # a fixture
 TOKENIZER = byte_tokenizer(CHATML)
 SHOP = ["env.name=shop", "env.max_turns=8"]
 GRID = ["env.name=grid", "env.options.game=maze", "env.options.size=5", "env.max_turns=8"]
+TINY = TinyShape(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1)
 GUESS = ["env.name=tests.guess:GuessEnv", "env.max_turns=5"]
 WRONG = {"shop": "click [ buy now ]", "grid": "hm"}  # ends an episode without success; changes nothing
 
@@ -187,9 +189,7 @@ def test_what_is_collected_are_whole_trajectories_and_the_same_ones_again(
     world: list[str], search: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Trajectory] = []
-    monkeypatch.setattr(
-        "slipstream.tools.play.collect.row_of", lambda trajectory, *_, **__: kept.append(trajectory) or {}
-    )
+    monkeypatch.setattr("slipstream.tools.play.collect.row_of", lambda each, *_, **__: kept.append(each) or {})
     config = settings(*world)
     for _ in range(2):
         rows_of(config, wavering(config, right=0.8), tmp_path, **searching(search, budget=40))
@@ -298,10 +298,10 @@ def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(
     assert num_successes(search="tree_of_thoughts", width=4) > 2 * alone  # 20 turns at most
 
 
-def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> None:
-    for search in ("dfsdt", "mcts"):
-        rows = rows_of(settings(*GUESS), guessing, tmp_path, search=search, budget=1)
-        assert [(row["group_id"], row["num_turns"]) for row in rows] == [(index, 3) for index in range(4)]
+@pytest.mark.parametrize("search", ["dfsdt", "mcts"])
+def test_where_no_episode_ended_the_best_state_is_played_out(search: str, tmp_path: Path) -> None:
+    rows = rows_of(settings(*GUESS), guessing, tmp_path, search=search, budget=1)
+    assert [(row["group_id"], row["num_turns"]) for row in rows] == [(index, 3) for index in range(4)]
 
 
 @pytest.mark.parametrize("template", [CHATML, FORGETS_THOUGHTS], ids=["history stands", "history is rewritten"])
@@ -345,13 +345,13 @@ def test_episodes_whose_environment_failed_are_left_out_and_reported(
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def stopping(script: Script, *, after: int, how: Any) -> Script:
+def stopping(*, after: int, how: Any = lambda: signal.raise_signal(signal.SIGINT)) -> Script:
     calls = itertools.count(1)
 
     def write(tokens: list[int], seed: int | None) -> list[int]:
         if next(calls) == after:
             how()
-        return script(tokens, seed)
+        return guessing(tokens, seed)
 
     return write
 
@@ -368,8 +368,7 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.parametrize("search", SEARCHES)
 def test_ctrl_c_writes_the_finished_episodes(search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*GUESS, "actors.max_episodes=2")
-    script = stopping(guessing, after=100, how=lambda: signal.raise_signal(signal.SIGINT))
-    rows = rows_of(config, script, tmp_path, code=130, search=search, num_tasks=40)
+    rows = rows_of(config, stopping(after=100), tmp_path, code=130, search=search, num_tasks=40)
     assert 0 < len({row["group_id"] for row in rows}) < 40
     said = capsys.readouterr()
     assert "stopped; writing the finished trajectories" in said.err
@@ -378,8 +377,7 @@ def test_ctrl_c_writes_the_finished_episodes(search: str, tmp_path: Path, capsys
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_any_episode_is_over_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = stopping(guessing, after=1, how=lambda: signal.raise_signal(signal.SIGINT))
-    assert rows_of(settings(*GUESS), script, tmp_path, code=130) == []
+    assert rows_of(settings(*GUESS), stopping(after=1), tmp_path, code=130) == []
     assert "no episode has finished" in capsys.readouterr().err
     assert not (tmp_path / "rows.jsonl").exists()
 
@@ -387,7 +385,7 @@ def test_ctrl_c_before_any_episode_is_over_writes_nothing(tmp_path: Path, capsys
 def test_an_engine_that_dies_leaves_the_finished_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*GUESS, "actors.max_episodes=2")
     path, setups = tmp_path / "rows.jsonl", list[EpisodeSetup]()
-    script = stopping(guessing, after=30, how=lambda: asyncio.ensure_future(setups[0].engine.close()))
+    script = stopping(after=30, how=lambda: asyncio.ensure_future(setups[0].engine.close()))
     setups.append(setup_of(config, script, tmp_path))
     assert collect_on(setups[0], config, options(num_tasks=40), path=path) == 1
     assert 0 < len(path.read_text().splitlines()) < 120
@@ -409,37 +407,31 @@ def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) ->
     assert [(row["group_id"], row["task"]) for row in rows[::3]] == expected
 
 
-def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = tmp_path / "there.jsonl"
-    there.write_text("precious")
-    folder = tmp_path / "folder.jsonl"
-    folder.mkdir()
-
-    def complaint(*arguments: str) -> str:
-        assert main(["collect", *arguments, f"run.root={tmp_path}"]) == 2
-        return capsys.readouterr().err
-
-    assert "exists; choose another file, or overwrite it with --force" in complaint(str(there))
-    assert f"no model at {tmp_path}/run/trained_model" in complaint(str(there), "--force")
-    assert there.read_text() == "precious"
-    assert f"cannot write {folder}: it exists and is not a regular file" in complaint(str(folder), "--force")
-    assert "must end in .jsonl or .parquet" in complaint(str(tmp_path / "rows.csv"))
-    assert "nowhere is not a directory; create it" in complaint(str(tmp_path / "nowhere" / "rows.jsonl"))
-    new = str(tmp_path / "rows.jsonl")
-    assert "no model at /nowhere; give `model.path`, or `run.name` of" in complaint(new, "model.path=/nowhere")
-    assert "must end in .jsonl" in complaint(str(tmp_path / "rows.parquet"), "--completions=2")
-    assert "= 100000, got 100001; lower `--num-tasks`" in complaint(new, "--first-task=99901", "--num-tasks=100")
+def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, refused: Said) -> None:
+    (tmp_path / "there.jsonl").write_text("precious")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name, more, complaint in (
+        ("there.jsonl", [], "exists; choose another file, or overwrite it with --force"),
+        ("there.jsonl", ["--force"], f"no model at {tmp_path}/run/trained_model"),
+        ("folder.jsonl", ["--force"], f"cannot write {tmp_path}/folder.jsonl: it exists and is not a regular file"),
+        ("rows.csv", [], "must end in .jsonl or .parquet"),
+        ("nowhere/rows.jsonl", [], "nowhere is not a directory; create it"),
+        ("rows.jsonl", ["model.path=/nowhere"], "no model at /nowhere; give `model.path`, or `run.name` of"),
+        ("rows.parquet", ["--completions=2"], "must end in .jsonl"),
+        ("rows.jsonl", ["--first-task=99901", "--num-tasks=100"], "= 100000, got 100001; lower `--num-tasks`"),
+    ):
+        assert complaint in refused("collect", str(tmp_path / name), *more, f"run.root={tmp_path}")
+    assert (tmp_path / "there.jsonl").read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
 
-def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, printed: Said) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text(
         f"run: {{name: mine, root: {tmp_path}}}\nenv: {{max_turns: 7}}\nmodel: {{path: /began/with}}\n"
     )
-    assert main(["collect", "rows.jsonl", "run.name=mine", f"run.root={tmp_path}", "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    assert "max_turns: 7" in printed and "path: ''" in printed
+    said = printed("collect", "rows.jsonl", "run.name=mine", f"run.root={tmp_path}", "--print-config")
+    assert "max_turns: 7" in said and "path: ''" in said
 
 
 @pytest.mark.parametrize("chosen", [{"search": "mcts"}, {"expert": True}])
@@ -473,9 +465,8 @@ def test_an_option_without_effect_beside_others_is_refused(chosen: dict[str, Any
 
 
 def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = TinyShape(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1)
     texts = {*WORDS, "again", *(f"say {word}" for word in WORDS)}
-    make_tiny_model(tmp_path / "model", texts=texts, shape=tiny, max_tokens=64, seed=0)
+    make_tiny_model(tmp_path / "model", texts=texts, shape=TINY, max_tokens=64, seed=0)
     path = tmp_path / "rows.parquet"
     model = [f"model.path={tmp_path}/model", "model.max_tokens=64", "sampling.max_turn_tokens=4"]
     searched = ["--num-tasks=3", "--search=mcts", "--budget=20", f"run.root={tmp_path}"]
@@ -486,16 +477,13 @@ def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: p
     assert f"{path}: {len(rows)} trajectories of 3 tasks" in capsys.readouterr().out
 
 
-def test_the_expert_plays_without_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+def test_the_expert_plays_without_an_engine(tmp_path: Path, printed: Said) -> None:
     shop = ["env.name=shop", "env.max_turns=10", "model.max_tokens=400"]
     texts = vocabulary_texts(settings(*shop).env, 20)
-    make_tiny_model(tmp_path / "model", texts=texts, shape=tiny, max_tokens=400, seed=0)
+    make_tiny_model(tmp_path / "model", texts=texts, shape=TINY, max_tokens=400, seed=0)
     rows = tmp_path / "rows.jsonl"
     command = ["collect", str(rows), f"model.path={tmp_path}/model", *shop, "--expert", "--num-tasks=6", "--force"]
-    assert main(command) == 0
-    assert f"{rows}: 6 trajectories of 6 tasks, 6 successes in 6 of the tasks, by the expert" in capsys.readouterr().out
+    assert f"{rows}: 6 trajectories of 6 tasks, 6 successes in 6 of the tasks, by the expert" in printed(*command)
     # A part of the reward that is the score is that of the expert's episodes too.
     scored = "env.rewards.done={part: 'tests.envhub.rewards.others:gives_later', success_from: 1}"
-    assert main([*command, scored]) == 0
-    assert ", 0 successes" in capsys.readouterr().out
+    assert ", 0 successes" in printed(*command, scored)

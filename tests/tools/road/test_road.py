@@ -18,6 +18,7 @@ from slipstream.common.config.config import Config, load_config
 from slipstream.tools.cli.cli import main
 from slipstream.tools.road.road_file import Stage
 from slipstream.tools.road.road_table import Done, Success, add_outcome, gain
+from tests.tools.cli.verbs import Said
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -284,7 +285,7 @@ def test_what_is_wrong_with_any_stage_is_found_before_the_first_one_starts(
     assert [each.name for each in tmp_path.iterdir()] == ["road.yaml"]
 
 
-def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, refused: Said) -> None:
     for text, complaint in (
         ("[stages:, 1]", "cannot read"),
         ("a: [", "cannot read"),
@@ -294,25 +295,19 @@ def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, capsys: pytest.Cap
         ("stages: [{a: up}]\nsetting: []", "Object contains unknown field `setting`"),
     ):
         (tmp_path / "bad.yaml").write_text(text)
-        assert main(["up", str(tmp_path / "bad.yaml")]) == 2
-        assert complaint in capsys.readouterr().err
-    assert main(["up", str(tmp_path / "none.yaml")]) == 2
-    assert "no config file at" in capsys.readouterr().err
-    assert main(["up", written(tmp_path, PLAY), "--resume", "r"]) == 2
-    assert "road.yaml with --resume or --replay-archive" in capsys.readouterr().err
+        assert complaint in refused("up", str(tmp_path / "bad.yaml"))
+    assert "no config file at" in refused("up", str(tmp_path / "none.yaml"))
+    assert "road.yaml with --resume or --replay-archive" in refused("up", written(tmp_path, PLAY), "--resume", "r")
 
 
-def test_settings_are_of_all_stages_unless_one_has_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", written(tmp_path, EXPERT, IMITATE), "optim.lr=0.5", "run.seed=3", "--dry-run"]) == 0
-    said = capsys.readouterr().out
+def test_settings_are_of_all_stages_unless_one_has_its_own(tmp_path: Path, printed: Said) -> None:
+    said = printed("up", written(tmp_path, EXPERT, IMITATE), "optim.lr=0.5", "run.seed=3", "--dry-run")
     assert "optim.lr: 0.5 -> 0.25" in said and "run.seed" not in said
-    assert main(["up", str(tmp_path / "road.yaml"), "optim.lr=0.5", "--print-config"]) == 0
-    assert "lr: 0.5" in capsys.readouterr().out
+    assert "lr: 0.5" in printed("up", str(tmp_path / "road.yaml"), "optim.lr=0.5", "--print-config")
 
 
-def test_the_shipped_road_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "conf/roads/shop.yaml", "--dry-run", "run.seed=3", "run.root=/nowhere"]) == 0
-    said = capsys.readouterr().out
+def test_the_shipped_road_is_right(printed: Said) -> None:
+    said = printed("up", "conf/roads/shop.yaml", "--dry-run", "run.seed=3", "run.root=/nowhere")
     assert "refine: up\n" in said
     assert "model.path: '' -> '/nowhere/shop-road-best/trained_model'" in said
 

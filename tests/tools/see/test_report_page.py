@@ -16,6 +16,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.see.curves import Point, draw
 from tests.common.process.test_headline import step
 from tests.replay.run.test_replay_archive import group
+from tests.tools.cli.verbs import Said
 from tests.tools.see.test_runs import SUMMARY, make_run
 
 GROUPS = {b"opened": b"40", b"trained": b"30", b"dropped:zero_variance": b"10"}
@@ -68,23 +69,20 @@ def drawn(page: str) -> dict[str, ElementTree.Element]:
 def test_the_first_table_answers_the_five_questions(tmp_path: Path) -> None:
     text = reported(make_whole_run(tmp_path, "one"))
     assert row(text, "state")[0].startswith("40 of 40 steps, finished in 2 s, the last at 2023-11-14")
-    assert row(text, "is it learning?") == [
-        "yes: success 0.200 (0.16 to 0.24) of the first 400 episodes, 0.800 (0.76 to 0.84) of the last 400"
-    ]
-    assert row(text, "held-out tasks") == [
-        "0.100 (0.04 to 0.21) at step 0, then 0.900 (0.79 to 0.96) at step 40, of 50 tasks"
-    ]
-    assert row(text, "how stale is the data?") == [
-        "lag 1.0 steps, 3.0 at most (target 2, limit 8); effective sample size 0.99"
-    ]
     assert row(text, "which side waits?")[0].startswith("neither side waits much: the learner was busy for 75%")
-    assert row(text, "what does it cost?") == ["$1.25"]
-    assert row(text, "is anything failing?") == ["log of learner: warning (1); 2 attempts failed: env_failure"]
+    learns = "yes: success 0.200 (0.16 to 0.24) of the first 400 episodes, 0.800 (0.76 to 0.84) of the last 400"
+    for question, answer in (
+        ("is it learning?", learns),
+        ("held-out tasks", "0.100 (0.04 to 0.21) at step 0, then 0.900 (0.79 to 0.96) at step 40, of 50 tasks"),
+        ("how stale is the data?", "lag 1.0 steps, 3.0 at most (target 2, limit 8); effective sample size 0.99"),
+        ("what does it cost?", "$1.25"),
+        ("is anything failing?", "log of learner: warning (1); 2 attempts failed: env_failure"),
+    ):
+        assert row(text, question) == [answer]
 
 
 def test_accounts_faults_and_settings_are_listed(tmp_path: Path) -> None:
-    run_dir = make_whole_run(tmp_path, "one", "optim=lr: 0.25")
-    text = reported(run_dir)
+    text = reported(make_whole_run(tmp_path, "one", "optim=lr: 0.25"))
     assert row(text, "groups trained") == ["30"] and row(text, "trajectories dropped") == ["20 zero_variance"]
     assert row(text, "held-out success, final")[0].endswith("sampled, 75.0% greedy, of 4 tasks")
     assert row(text, "leases that expired") == ["3"]
@@ -103,8 +101,7 @@ def test_accounts_faults_and_settings_are_listed(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path: Path) -> None:
-    run_dir = make_whole_run(tmp_path, "one")
-    page = reported(run_dir)
+    page = reported(make_whole_run(tmp_path, "one"))
     assert "default-src 'none'; style-src 'sha256-" in page and "script-src" not in page
     assert not re.search(r"<script|\son\w+=|\ssrc=|<link|url\(|style=", page)
 
@@ -137,10 +134,7 @@ DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "a summary of another kind": (lambda run: run.summary.write_text('{"eval": 1}'), "summary.json is damaged"),
     "no config": (lambda run: run.config.unlink(), "config.yaml does not exist"),
     "a broken config": (lambda run: run.config.write_text("run: ["), "config.yaml"),
-    "a cut tally, and no summary": (
-        lambda run: (run.summary.unlink(), run.tally.write_text('{"schema": 1')),
-        "tally.json",
-    ),
+    "a cut tally, and no summary": (lambda run: (run.summary.unlink(), run.tally.write_text("{")), "tally.json"),
     "a log that is a folder": (lambda run: run.log("actors").mkdir(), "actors.log"),
     "no metrics": (lambda run: run.metrics.unlink(), "metrics.jsonl has no optimizer step"),
     "empty metrics": (lambda run: run.metrics.write_text(""), "metrics.jsonl has no optimizer step"),
@@ -206,15 +200,12 @@ def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(t
     assert "metrics.jsonl has no optimizer step" in text and "summary.json does not exist" in text
 
 
-def test_a_missing_run_and_a_file_that_cannot_be_written_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_run_and_a_file_that_cannot_be_written_are_named(tmp_path: Path, refused: Said) -> None:
     run_dir = make_whole_run(tmp_path, "one")
-    assert main(["view", "none", f"run.root={tmp_path}", "--file", str(tmp_path / "x.html")]) == 2
-    assert f"no run 'none' under {tmp_path}/; existing runs: one" in capsys.readouterr().err
+    said = refused("view", "none", f"run.root={tmp_path}", "--file", str(tmp_path / "x.html"))
+    assert f"no run 'none' under {tmp_path}/; existing runs: one" in said
     (tmp_path / "report.html").mkdir()
-    assert main(["view", str(run_dir.path), "--file", str(tmp_path / "report.html"), "--force"]) == 2
-    assert "report.html" in capsys.readouterr().err
+    assert "report.html" in refused("view", str(run_dir.path), "--file", str(tmp_path / "report.html"), "--force")
     assert main(["view", str(run_dir.path), "--file", str(tmp_path / "other.html")]) == 0
     assert row((tmp_path / "other.html").read_text(), "leases that expired") == ["3"]
 

@@ -18,6 +18,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.see.runs import runs
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER
+from tests.tools.cli.verbs import Said
 
 FINAL = {"sampled": 0.5, "greedy": 0.75, "num_tasks": 4, "sampled_in": {}, "greedy_in": {}}
 SUMMARY = {
@@ -49,13 +50,12 @@ def make_run(root: Path, name: str, *, age_s: float, **summary: object) -> Confi
     return config
 
 
-def with_own_server(config: Config) -> Config:
+def with_own_server(config: Config) -> None:
     """Start and end the run's own server, as `up` does."""
     run_dir = RunDir(config.run.root, config.run.name)
     with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url
         run_dir.config.write_text(dump_config(config))
-    return config
 
 
 def test_runs_are_listed_with_state_success_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_runs_are_listed_with_state_success_and_cost(tmp_path: Path, capsys: pyt
     ]
 
 
-def test_a_damaged_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_hides_no_other(tmp_path: Path, printed: Said) -> None:
     make_run(tmp_path, "whole", age_s=60)
     damaged = ("config", "summary", "halves", "deep", "huge", "folder")
     for name in (*damaged, "nothing"):
@@ -85,44 +85,40 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixt
     metrics.mkdir()
     with RunDir(tmp_path, "whole").metrics.open("a") as file:
         file.write(f'{{"step": {400 * "9"}, "trained/reward": 0.5, "time": 0}}\n')
-    assert main(["runs", f"run.root={tmp_path}"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    lines = {line.split()[0]: line for line in printed("runs", f"run.root={tmp_path}").splitlines()}
     assert "stopped" in lines["whole"]
     assert "3 of 12" in lines["nothing"], "null is what was not finite, and no damage"
     for name in damaged:
         assert "unreadable" in lines[name]
 
 
-def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", f"run.root={tmp_path}"]) == 0
-    assert capsys.readouterr().out == f"there are no runs under {tmp_path}/; start one with `slipstream up`\n"
+def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, printed: Said, refused: Said) -> None:
+    next_step = f"there are no runs under {tmp_path}/; start one with `slipstream up`\n"
+    assert printed("runs", f"run.root={tmp_path}") == next_step
     (tmp_path / "file").write_text("")
-    assert main(["runs", f"run.root={tmp_path}/file"]) == 2
-    assert f"`run.root` {tmp_path}/file is not a directory" in capsys.readouterr().err
+    assert f"`run.root` {tmp_path}/file is not a directory" in refused("runs", f"run.root={tmp_path}/file")
 
 
-def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, refused: Said) -> None:
     make_run(tmp_path, "one", age_s=60)
-    assert main(["replay", "audit", "run.name=one", f"run.root={tmp_path}"]) == 2
-    assert f"run 'one' in {tmp_path}/one has no Redis server: its `redis.url` is empty" in capsys.readouterr().err
-    assert main(["replay", "audit", "run.name=two", f"run.root={tmp_path}"]) == 2
-    assert f"no run 'two' under {tmp_path}/" in capsys.readouterr().err
+    complaint = f"run 'one' in {tmp_path}/one has no Redis server: its `redis.url` is empty"
+    assert complaint in refused("replay", "audit", "run.name=one", f"run.root={tmp_path}")
+    assert f"no run 'two' under {tmp_path}/" in refused("replay", "audit", "run.name=two", f"run.root={tmp_path}")
 
 
-def test_a_simulation_names_what_the_records_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_names_what_the_records_lack(tmp_path: Path, refused: Said) -> None:
     config, run_dir = make_run(tmp_path, "one", age_s=60), RunDir(tmp_path, "one")
     config.learner.steps = 30
     run_dir.config.write_text(dump_config(config))
     records = [{"step": number, "trained/reward": 0.5, "perf/step_s": None} for number in range(20)]
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert main(["simulate", "run.name=one", f"run.root={tmp_path}"]) == 2
-    assert "metrics.jsonl: step 5 has no number perf/step_s, time/wait_s, " in capsys.readouterr().err
+    complaint = "metrics.jsonl: step 5 has no number perf/step_s, time/wait_s, "
+    assert complaint in refused("simulate", "run.name=one", f"run.root={tmp_path}")
 
 
-def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, printed: Said) -> None:
     with_own_server(make_run(tmp_path, "done", age_s=60, **SUMMARY))
-    assert main(["top", "run.name=done", f"run.root={tmp_path}"]) == 0
-    said = capsys.readouterr().out
+    said = printed("top", "run.name=done", f"run.root={tmp_path}")
     assert "Slipstream: done has finished" in said and "ledger: balanced" in said
     assert "held-out success, by step: 2: 50.0%" in said
 
@@ -134,7 +130,7 @@ EXITS = {"finished": 0, "failed": 1, "stopped": 130}
 @pytest.mark.parametrize("state", EXITS)
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_run_that_trains_without_actors_has_a_state_for_each_verb(
-    kind: str, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, state: str, tmp_path: Path, printed: Said, refused: Said
 ) -> None:
     run_dir = RunDir(tmp_path, "alone")
     make_run(tmp_path, "alone", age_s=60)
@@ -145,11 +141,9 @@ def test_a_run_that_trains_without_actors_has_a_state_for_each_verb(
     assert training(run_dir, lambda: EXITS[state]) == EXITS[state]
     named = ["run.name=alone", f"run.root={tmp_path}"]
     for command in (["runs", named[1]], ["top", *named]):
-        assert main(command) == 0
-        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["alone", state, "2"]
+        assert printed(*command).splitlines()[1].split()[:3] == ["alone", state, "2"]
     for verb in NEEDING[1:]:
-        assert main([*verb, *named]) == 2
-        assert "has no Redis server, as it trains without actors; `slipstream top alone`" in capsys.readouterr().err
+        assert "has no Redis server, as it trains without actors; `slipstream top alone`" in refused(*verb, *named)
 
 
 NEEDING = [["scale"], ["replay", "audit"], ["replay", "groups"], ["replay", "failures"]]
@@ -158,12 +152,11 @@ ENDINGS = [(verb, SUMMARY) for verb in NEEDING] + [(verb, {}) for verb in [*NEED
 
 @pytest.mark.parametrize(("verb", "summary"), ENDINGS)
 def test_a_verb_that_needs_the_server_says_how_the_run_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str], summary: dict[str, object]
+    tmp_path: Path, refused: Said, verb: list[str], summary: dict[str, object]
 ) -> None:
     with_own_server(make_run(tmp_path, "ended", age_s=60, **summary))
-    assert main([*verb, "run.name=ended", f"run.root={tmp_path}"]) == 2
-    ended = "has finished" if summary else "was stopped"
-    assert f"run 'ended' {ended}, and its Redis server ended with it; its archive answers" in capsys.readouterr().err
+    said, ended = refused(*verb, "run.name=ended", f"run.root={tmp_path}"), "has finished" if summary else "was stopped"
+    assert f"run 'ended' {ended}, and its Redis server ended with it; its archive answers" in said
 
 
 def test_doctor_names_the_server_of_a_live_run_that_does_not_answer(

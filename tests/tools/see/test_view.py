@@ -99,9 +99,7 @@ def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns() -> None
 
 
 def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_columns() -> None:
-    fleet = [
-        msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{number}", price_per_hour=0.5) for number in range(3)
-    ]
+    fleet = [msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{n}", price_per_hour=0.5) for n in range(3)]
     lines = [line.strip() for line in drawn(actors_table(fleet)).splitlines() if line.strip()]
     assert [line.split()[0] for line in lines[2:5]] == [member.name for member in fleet]
     assert len(lines) == 6 and lines[5].startswith("runs on: ") and "spot 0.5 $/h" in lines[5]

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +30,7 @@ from slipstream.tools.viewer.archive_pages import ArchivePages
 from slipstream.tools.viewer.page_server import HEADERS, make_app
 from slipstream.tools.viewer.viewer import viewer_page
 from tests.common.text.small_tokenizer import END
+from tests.tools.cli.verbs import Said
 from tests.tools.viewer.viewed import HOSTILE, archived, group_of, make_viewed_run, tokens_of
 
 
@@ -83,9 +83,8 @@ def test_every_sampled_token_has_its_text_version_and_lag_and_what_the_loss_made
     assert first["texts"].count("") == 1  # the first of the two bytes of ü
     assert set(first["versions"]) == {3} and last["versions"] == [3] * (len(last["versions"]) - 2) + [7, 7]
     assert set(first["logprobs"]) == {-0.5} and len(first["logprobs"]) == len(first["texts"])
-    ratios, fates, advantages = (
-        [value for each in tokens for value in each[name]] for name in ("ratios", "fates", "advantages")
-    )
+    names = ("ratios", "fates", "advantages")
+    ratios, fates, advantages = ([value for each in tokens for value in each[name]] for name in names)
     assert ratios[0] == 2.0 and set(ratios[1:-1]) == {1.25} and ratios[-1] == 0.5
     assert (fates[0], set(fates[1:-1]), fates[-1]) == (CLIPPED, {TRAINED}, LEFT_OUT)
     assert set(advantages) == {0.5} and episode["has_loss"]
@@ -269,12 +268,11 @@ def test_no_text_is_ever_parsed_as_html() -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def hostile_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("hostile")
-    run_dir = make_viewed_run(folder, heard=HOSTILE)
-    target = folder / "view.html"
+    run_dir, target = make_viewed_run(folder, heard=HOSTILE), folder / "view.html"
     assert main(["view", str(run_dir.path), "--file", str(target), "--steps", "6:7"]) == 0
-    yield target.read_text()
+    return target.read_text()
 
 
 def test_one_file_holds_every_page_of_its_steps(hostile_file: str) -> None:
@@ -317,51 +315,42 @@ def test_a_number_that_json_does_not_have_is_left_out(tmp_path: Path) -> None:
     assert (status, episode["duration_s"], episode["started_at_s"], episode["return"]) == (200, None, None, 1.0)
 
 
-WRONG: dict[str, tuple[list[str], str]] = {
-    "no such run": (["view", "none"], "no run 'none'"),
-    "two runs": (["view", "seen", "seen"], "shows one run"),
-    "a port that is none": (["view", "seen", "--port", "70000"], "--port"),
-    "steps that are not archived": (["view", "seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
-    "steps that are none": (["view", "seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
-    "a port of a file": (["view", "seen", "--file", "x.html", "--port", "8000"], "`--port` must be left out with"),
-    "steps without a file": (["view", "seen", "--steps", "6:7"], "`--steps` must be left out without --file"),
-    "steps of two runs": (
-        ["view", "seen", "seen", "--file", "x.html", "--steps", "6:7"],
-        "--steps 6:7 are of one run, got seen, seen",
-    ),
-    "a file in place of a folder": (
-        ["view", "seen", "--file", f"{__file__}/x.html"],
-        f"{__file__} is not a directory",
-    ),
+WRONG = {
+    "no such run": ("none", "no run 'none'"),
+    "two runs": ("seen seen", "shows one run"),
+    "a port that is none": ("seen --port 70000", "--port"),
+    "steps that are not archived": ("seen --file x.html --steps 1:5", "has no archived step"),
+    "steps that are none": ("seen --file x.html --steps all", "FIRST:LAST"),
+    "a port of a file": ("seen --file x.html --port 8000", "`--port` must be left out with"),
+    "steps without a file": ("seen --steps 6:7", "`--steps` must be left out without --file"),
+    "steps of two runs": ("seen seen --file x.html --steps 6:7", "--steps 6:7 are of one run, got seen, seen"),
+    "a file in place of a folder": (f"seen --file {__file__}/x.html", f"{__file__} is not a directory"),
 }
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str) -> None:
+def test_a_mistake_is_named(tmp_path: Path, refused: Said, mistake: str) -> None:
     make_viewed_run(tmp_path)
     arguments, named = WRONG[mistake]
-    assert main([*arguments, f"run.root={tmp_path}"]) == 2
-    assert named in capsys.readouterr().err
+    assert named in refused("view", *arguments.split(), f"run.root={tmp_path}")
 
 
-def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, refused: Said) -> None:
     run_dir = make_viewed_run(tmp_path)
     mine, pipe = tmp_path / "mine.html", tmp_path / "pipe"
     mine.write_text("mine")
     os.mkfifo(pipe)
     of_run = run_dir.path / "view.html"
     other = make_viewed_run(tmp_path / "other")
-    refused = {
+    reasons = {
         mine: "exists; choose another file, or overwrite it with --force",
         pipe: "it exists and is not a regular file",
-        run_dir.config: "is in the directory of the run",
-        of_run: "is in the directory of the run",
-        other.config: "is in the directory of the run",
+        **dict.fromkeys((run_dir.config, of_run, other.config), "is in the directory of the run"),
     }
     before = run_dir.config.read_bytes()
-    for target, why in refused.items():
-        assert main(["view", str(run_dir.path), "--file", str(target)]) == 2
-        assert str(target) in (message := capsys.readouterr().err) and why in message
+    for target, why in reasons.items():
+        said = refused("view", str(run_dir.path), "--file", str(target))
+        assert str(target) in said and why in said
         assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
     assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: it is a record of the run"):
@@ -369,13 +358,11 @@ def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, capsys: p
     assert run_dir.config.read_bytes() == before and not of_run.exists()
 
 
-def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, refused: Said) -> None:
     run_dir = make_viewed_run(tmp_path)
-    moved = run_dir.model.rename(tmp_path / "elsewhere")
-    assert main(["view", str(run_dir.path)]) == 2
-    assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in capsys.readouterr().err
+    moved, said = run_dir.model.rename(tmp_path / "elsewhere"), refused("view", str(run_dir.path))
+    assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in said
     target = tmp_path / "view.html"
     assert main(["view", str(run_dir.path), f"model.path={moved}", "--file", str(target), "--steps", "6:6"]) == 0
     ArchiveWriter(run_dir.trajectories, "seen", epoch=1).cut_after(0)
-    assert main(["view", str(run_dir.path)]) == 2
-    assert "has no step: the run has made no step yet" in capsys.readouterr().err
+    assert "has no step: the run has made no step yet" in refused("view", str(run_dir.path))
