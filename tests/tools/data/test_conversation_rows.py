@@ -163,10 +163,8 @@ def test_with_calls_as_actions_sft_reads_the_tokens_that_a_run_shows(family: str
     chat, form = Chat(tokenizer), reply_form(tokenizer)
     actions = Actions(env=None, chat=chat, action_format=ToolCalls(), parse=object())  # type: ignore[arg-type]
     prompt = actions.open(asyncio.run(actions.opening(first)))
-    replies = [
-        encoder(tokenizer)(form.write(text, before=following))
-        for text, following in ((called, "tool"), ("done", "user"))
-    ]
+    said_before = ((called, "tool"), ("done", "user"))
+    replies = [encoder(tokenizer)(form.write(text, before=following)) for text, following in said_before]
     chat.reply(replies[0])
     result = Observation(messages=[Message("user", "a door")], rewards={})
     answer = asyncio.run(actions.shown(ParsedAction(text="{}", valid=True), result))

@@ -13,18 +13,19 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.data.near_duplicates import NearDuplicates
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.cli.verbs import Said
 from tests.tools.data.published_rows import published_rows
 
 Row = dict[str, Any]
 
 
 def talk(*texts: str, **more: Any) -> Row:
-    return {
-        "messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    } | more
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    return {"messages": messages} | more
 
 
-def written(path: Path, rows: Sequence[object]) -> Path:
+def as_jsonl(path: Path, rows: Sequence[object]) -> Path:
+    """A text among the rows is a line as it is."""
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
@@ -38,38 +39,31 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+TAGGED = talk("a", "I go. <action>go</action>")
+HI = {"messages": [{"role": "assistant", "content": "hi"}]}
+
+
 @pytest.mark.parametrize(
     ("option", "rows", "reason"),
     [
         ("--successes", [talk("a", "b", success=True), talk("a", "c", success=False)], "no success"),
         ("--min-return=0.5", [talk("a", "b", **{"return": 1}), talk("a", "c", **{"return": 0.2})], "return below"),
-        (
-            "--action-format=action_tag",
-            [talk("a", "I go. <action>go</action>"), talk("a", "go")],
-            "a reply is not in the format action_tag",
-        ),
+        ("--action-format=action_tag", [TAGGED, talk("a", "go")], "a reply is not in the format action_tag"),
         ("--held-out=0", [talk("a", "b"), talk("a", "b", id="again")], "identical to another row"),
         (
             "--near-duplicates=0.7",
-            [
-                talk("find the red hat in the shop and buy it", "ok"),
-                talk("find the red hat in the shop and buy it", "no"),
-            ],
+            [talk("find the red hat in the shop and buy it", reply) for reply in ("ok", "no")],
             "nearly identical to another row",
         ),
         ("--held-out=0", [talk("a", "b"), talk("b")], "no assistant message to learn from"),
-        (
-            "--held-out=0",
-            [talk("a", "b"), {"messages": [{"role": "assistant", "content": "hi"}]}],
-            "the first message is the assistant's",
-        ),
+        ("--held-out=0", [talk("a", "b"), HI], "the first message is the assistant's"),
         ("--held-out=0", [talk("a", "b"), {"messages": None, "fidelity": "none"}], "without messages"),
     ],
 )
 def test_the_second_row_is_dropped_with_its_reason(
     option: str, rows: list[Row], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(tmp_path / "rows.jsonl", rows)
+    as_jsonl(tmp_path / "rows.jsonl", rows)
     kept = sifted(tmp_path, option)
     assert [row["source"] for row in kept] == ["rows.jsonl:1"]
     assert kept[0]["messages"] == rows[0]["messages"]
@@ -83,7 +77,7 @@ def test_rows_that_cannot_be_read_are_quarantined_with_their_line(
     pair = {"chosen": talk("a", "b")["messages"], "rejected": talk("a", "c")["messages"]}
     no_return = talk("a", "d")
     rows = [talk("a", "b", **{"return": 1}), '{"messages": [', {"messages": [{"role": "robot"}]}, pair, no_return]
-    written(tmp_path / "rows.jsonl", rows)
+    as_jsonl(tmp_path / "rows.jsonl", rows)
     assert len(sifted(tmp_path, "--min-return=0")) == 1
     quarantined = read(tmp_path / "out.quarantine.jsonl")
     assert [row["line"] for row in quarantined] == [2, 3, 4, 5]
@@ -97,21 +91,21 @@ def test_rows_that_cannot_be_read_are_quarantined_with_their_line(
 
 def test_a_number_that_json_lacks_is_quarantined_and_hides_no_later_row(tmp_path: Path) -> None:
     rows = ['{"return": NaN, ' + json.dumps(talk("a", "b"))[1:], talk("a", "b", **{"return": 1}), talk("a", "c")]
-    written(tmp_path / "rows.jsonl", rows)
+    as_jsonl(tmp_path / "rows.jsonl", rows)
     assert [row["source"] for row in sifted(tmp_path)] == ["rows.jsonl:2", "rows.jsonl:3"]
     (bad,) = read(tmp_path / "out.quarantine.jsonl")
     assert bad["why"] == "`return` must be a value of JSON, got nan"
 
 
 def test_a_task_that_is_null_is_that_of_the_prompt(tmp_path: Path) -> None:
-    written(tmp_path / "rows.jsonl", [talk("a", "b", task=None), talk("c", "d", task=None), talk("c", "e")])
+    as_jsonl(tmp_path / "rows.jsonl", [talk("a", "b", task=None), talk("c", "d", task=None), talk("c", "e")])
     first, *others = (row["task"] for row in sifted(tmp_path))
     assert others[0] == others[1] != first and "None" not in (first, *others)
 
 
 def test_all_rows_of_a_prompt_are_held_out_or_none_and_sft_reads_what_was_written(tmp_path: Path) -> None:
     rows = [talk(f"task {task}", f"{task} {member}") for task in range(60) for member in range(3)]
-    written(tmp_path / "rows.jsonl", rows)
+    as_jsonl(tmp_path / "rows.jsonl", rows)
     kept, held_out = sifted(tmp_path, "--held-out=0.3"), read(tmp_path / "out.held-out.jsonl")
     tasks, apart = {row["task"] for row in kept}, {row["task"] for row in held_out}
     assert len(kept) + len(held_out) == 180 and len(tasks) + len(apart) == 60
@@ -122,7 +116,7 @@ def test_all_rows_of_a_prompt_are_held_out_or_none_and_sft_reads_what_was_writte
 
 def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     lines = [*published_rows(150, shape="instruct"), *published_rows(250, shape="flan")]
-    path = written(tmp_path / "rows.jsonl", lines)
+    path = as_jsonl(tmp_path / "rows.jsonl", lines)
     kept = sifted(tmp_path, "--near-duplicates=0.8", "--held-out=0.1")
     files = {name: (tmp_path / name).read_bytes() for name in ("out.jsonl", "out.held-out.jsonl")}
     assert any("loss" in message for row in kept for message in row["messages"])
@@ -132,23 +126,21 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     assert repeats > len(read(tmp_path / "out.held-out.jsonl"))  # the repeats and near-duplicates among them
 
 
-def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = written(tmp_path / "rows.jsonl", [talk("a", "b", success=False), "{"])
+def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, refused: Said) -> None:
+    rows = as_jsonl(tmp_path / "rows.jsonl", [talk("a", "b", success=False), "{"])
     (tmp_path / "bad.parquet").write_text("PAR1")
     (tmp_path / "out.jsonl").write_text("precious")
 
     def complaint(*options: str, force: str = "--force") -> str:
-        assert main(["data", str(tmp_path / "out.jsonl"), force, *options]) == 2
-        return capsys.readouterr().err
+        return refused("data", str(tmp_path / "out.jsonl"), force, *options)
 
     good = f"--data={rows}"
     assert "1 no success, 1 cannot be read" in complaint(good, "--successes")
-    all_held_out = written(tmp_path / "few.jsonl", [talk("a", f"b{number}", task=number) for number in (1, 2)])
+    all_held_out = as_jsonl(tmp_path / "few.jsonl", [talk("a", f"b{number}", task=number) for number in (1, 2)])
     assert "2 held out by --held-out, 0 cannot be read" in complaint(f"--data={all_held_out}", "--held-out=0.999")
     all_held_out.unlink()
     for name in ("", "\udcff.jsonl"):
-        assert main(["data", name, good]) == 2
-        assert f"{name or '.'!r}".strip("'") in capsys.readouterr().err
+        assert f"{name or '.'!r}".strip("'") in refused("data", name, good)
     assert "'\\udcff.jsonl' is not UTF-8" in complaint("--data=\udcff.jsonl")
     assert "bad.parquet cannot be read" in complaint(f"--data={rows},{tmp_path}/bad.parquet")
     assert "exists; choose another file" in complaint(good, force="run.seed=0")

@@ -8,7 +8,7 @@ import pytest
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.row_noise import noisy
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.data.test_data import Row, read, talk, written
+from tests.tools.data.test_data import Row, as_jsonl, read, talk
 
 
 def replies(row: Row) -> list[str]:
@@ -18,9 +18,7 @@ def replies(row: Row) -> list[str]:
 def test_noise_swaps_inner_letters_of_observations_and_of_no_word_that_the_assistant_writes() -> None:
     observed = "You are standing in the kitchen near a wooden cupboard, 1234, B07XYZ1"
     messages = talk("Find the wooden spoon please", "open cupboard", observed, "look around", observed)["messages"]
-    messages = [
-        {**message, "role": "system" if index == 0 else message["role"]} for index, message in enumerate(messages)
-    ]
+    messages = [{**message, "role": "system" if at == 0 else message["role"]} for at, message in enumerate(messages)]
     copy = noisy(messages, share=1.0, dice=random.Random(3))
     assert copy is not None and copy == noisy(messages, share=1.0, dice=random.Random(3))
     assert [new == old for new, old in zip(copy, messages, strict=True)] == [True, True, False, True, False]
@@ -43,7 +41,7 @@ def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_ou
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [talk(f"task {task}", f"go {task}", "The kitchen is closed today", "wait") for task in range(40)]
-    written(tmp_path / "rows.jsonl", [*rows, talk("no observation", "done")])
+    as_jsonl(tmp_path / "rows.jsonl", [*rows, talk("no observation", "done")])
     options = [f"--data={tmp_path}/rows.jsonl", "--noise=0.5", "--held-out=0.3", "--force"]
     assert main(["data", f"{tmp_path}/out.jsonl", *options]) == 0
     kept, apart = read(tmp_path / "out.jsonl"), read(tmp_path / "out.held-out.jsonl")

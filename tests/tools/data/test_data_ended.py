@@ -17,7 +17,7 @@ from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
 from tests.full_disk import largest_file
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.published_rows import published_rows
-from tests.tools.data.test_data import read, talk, written
+from tests.tools.data.test_data import as_jsonl, read, talk
 from tests.tools.data.test_judge_rows import RUBRIC
 
 OPTIONS = ("--near-duplicates=0.8", "--held-out=0.1", "--noise=0.2")
@@ -35,7 +35,7 @@ def sources(tmp_path: Path) -> str:
         talk(f"Find {n} spoons for {n}", f"look {n}", f"You see {n} plates, {n} knives in kitchen {n}", f"take {n}")
         for n in range(20)
     ]
-    instruct = written(tmp_path / "in/instruct.jsonl", [*published_rows(60, shape="instruct"), "{", *words])
+    instruct = as_jsonl(tmp_path / "in/instruct.jsonl", [*published_rows(60, shape="instruct"), "{", *words])
     rows = [json.loads(line) for line in published_rows(90, shape="flan") if line.endswith("}")]
     table = pa.Table.from_pylist([{"id": row["id"], "conversation": row["conversation"]} for row in rows])
     pq.write_table(table, tmp_path / "in/flan.parquet")
@@ -66,7 +66,7 @@ def test_the_marks_of_a_judge_outlive_kill_9_and_are_paid_once(tmp_path: Path) -
         time.sleep(0.02)
         return completion(request["messages"][-1]["content"][-5])  # the reply, a digit
 
-    written(tmp_path / "rows.jsonl", [talk(f"q{number}", str(number % 10)) for number in range(30)])
+    as_jsonl(tmp_path / "rows.jsonl", [talk(f"q{number}", str(number % 10)) for number in range(30)])
     arguments = [f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml"]
     with ScriptedJudge(slow) as server:
         judge = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC, "max_concurrent": 1}

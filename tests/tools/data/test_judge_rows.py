@@ -11,7 +11,8 @@ import yaml
 from slipstream.tools.cli.cli import main
 from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.data.test_data import read, talk, written
+from tests.tools.cli.verbs import Said
+from tests.tools.data.test_data import as_jsonl, read, talk
 
 __all__ = ["impatient", "serve"]  # fixtures
 
@@ -45,7 +46,7 @@ def run(tmp_path: Path, server: ScriptedJudge, capsys: pytest.CaptureFixture[str
 
 def test_rows_are_marked_and_filtered(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     rows = [talk(f"q{mark}", str(mark), success=mark > 4) for mark in (9, 2, 7, 4)]
-    written(tmp_path / "rows.jsonl", rows)
+    as_jsonl(tmp_path / "rows.jsonl", rows)
     assert run("--min-mark=0.4") == ""
     assert [row["marks"] for row in read(tmp_path / "out.jsonl")] == [{"clear": 0.9}, {"clear": 0.7}, {"clear": 0.4}]
     assert len(server.requests) == 4
@@ -53,7 +54,7 @@ def test_rows_are_marked_and_filtered(tmp_path: Path, server: ScriptedJudge, run
 
 
 def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
+    as_jsonl(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     server.answer_by(lambda request, number: marks_of(request, number) if number < 3 else (400, {}, b"no more"))
     failed = run(max_concurrent=1)
     assert "failed: " in failed and "status 400" in failed and "the same command asks for the others" in failed
@@ -72,7 +73,7 @@ def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, r
 
 
 def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk("q", "5")])
+    as_jsonl(tmp_path / "rows.jsonl", [talk("q", "5")])
     assert run() == ""
     renamed = yaml.safe_load((tmp_path / "judge.yaml").read_text())
     (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"plain": renamed["clear"]}))
@@ -83,7 +84,7 @@ def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJu
 
 
 def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
+    as_jsonl(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)  # three answers of 7 tokens
     asked = len(server.requests)
     assert asked == 3
@@ -94,7 +95,7 @@ def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudg
 
 
 def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6"), talk("c", "7", truth=None)])
+    as_jsonl(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6"), talk("c", "7", truth=None)])
     assert run(columns=["truth"]) == ""
     (row,) = read(tmp_path / "out.jsonl")
     assert "columns" not in row and row["marks"] == {"clear": 0.5}
@@ -116,11 +117,11 @@ def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJu
 def test_a_judge_that_cannot_mark_rows_is_refused(
     tmp_path: Path, run: Callable[..., str], settings: dict[str, Any], why: str
 ) -> None:
-    written(tmp_path / "rows.jsonl", [talk("a", "5")])
+    as_jsonl(tmp_path / "rows.jsonl", [talk("a", "5")])
     assert why in run(**settings)
 
 
-def test_min_mark_without_a_judge_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk("a", "5")])
-    assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl", "--min-mark=0.5"]) != 0
-    assert "`--min-mark` has no effect without `--judge`" in capsys.readouterr().err
+def test_min_mark_without_a_judge_is_refused(tmp_path: Path, refused: Said) -> None:
+    rows = as_jsonl(tmp_path / "rows.jsonl", [talk("a", "5")])
+    complaint = refused("data", f"{tmp_path}/out.jsonl", f"--data={rows}", "--min-mark=0.5")
+    assert "`--min-mark` has no effect without `--judge`" in complaint

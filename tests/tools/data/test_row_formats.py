@@ -34,6 +34,8 @@ from tests.actors.tool_parsing import HERMES
 from tests.common.text.sentence_piece import sentence_piece
 from tests.common.text.small_tokenizer import byte_tokenizer
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.cli.verbs import Said
+from tests.tools.data.test_data import as_jsonl
 
 Row = dict[str, Any]
 
@@ -72,12 +74,6 @@ def tool(name: str, **properties: Any) -> Row:
 
 def text_of(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def as_jsonl(path: Path, rows: Sequence[object]) -> Path:
-    """A text among the rows is a line as it is."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
 
 
 def as_json(path: Path, rows: Sequence[Row]) -> Path:
@@ -122,13 +118,10 @@ OF_KEYS: dict[str, list[Row]] = {
     ],
     "legacy calls and functions": [
         {
-            "messages": [user("warm?"), reply("", function_call={"name": "weather", "arguments": {"town": "Bern"}})],
-            "functions": [{"name": "weather", "parameters": {"type": "object", "properties": {"town": TEXT}}}],
-        },
-        {
-            "messages": [user("when?"), reply("", function_call={"name": "clock", "arguments": {"zone": "CET"}})],
-            "functions": [{"name": "clock", "parameters": {"type": "object", "properties": {"zone": TEXT}}}],
-        },
+            "messages": [user(f"{name}?"), reply("", function_call={"name": name, "arguments": arguments})],
+            "functions": [tool(name, **dict.fromkeys(arguments, TEXT))["function"]],
+        }
+        for name, arguments in (("weather", {"town": "Bern"}), ("clock", {"zone": "CET"}))
     ],
     "parts, marks and thoughts": [
         {"messages": [user("a?"), reply("b", loss=False), user("c?"), reply("d", thinking="hm")]},
@@ -156,10 +149,10 @@ OF_KEYS: dict[str, list[Row]] = {
         {"prompt": [user("q")], "completion": [reply(None, tool_calls=[call("f", a=1.0, b=[{"c": 2}])])]},
     ],
     "collected rows": [
-        {"messages": [user("a"), reply("b")], "return": 1.0, "group_id": "1", "task": {"env": "shop", "index": 0}},
-        {"messages": [user("a"), reply("c")], "return": 0.5, "group_id": "1", "task": {"env": "shop", "index": 0}},
-        {"messages": [user("d"), reply("e")], "return": 1, "group_id": "2", "task": {"index": 1, "split": "train"}},
-        {"messages": [user("d"), reply("f")], "return": 0, "group_id": "2", "task": {"index": 1, "split": "train"}},
+        {"messages": said("a", "b"), "return": 1.0, "group_id": "1", "task": {"env": "shop", "index": 0}},
+        {"messages": said("a", "c"), "return": 0.5, "group_id": "1", "task": {"env": "shop", "index": 0}},
+        {"messages": said("d", "e"), "return": 1, "group_id": "2", "task": {"index": 1, "split": "train"}},
+        {"messages": said("d", "f"), "return": 0, "group_id": "2", "task": {"index": 1, "split": "train"}},
     ],
     "a conversation with losses": [
         {"conversation": [SYSTEM | {"loss": None}, user("a"), reply("b", loss=True)]},
@@ -192,10 +185,7 @@ GROUPED = ("a prompt, a completion and a label", "collected rows")  # two rows a
 
 @pytest.mark.parametrize(
     ("tokenizer", "settings"),
-    [
-        (sentence_piece("zephyr"), []),
-        (byte_tokenizer(HERMES), ["env.action_format=tools", "model.tool_parser=hermes"]),
-    ],
+    [(sentence_piece("zephyr"), []), (byte_tokenizer(HERMES), ["env.action_format=tools", "model.tool_parser=hermes"])],
     ids=["a vocabulary of SentencePiece", "tools by the template"],
 )
 @pytest.mark.parametrize("name", OF_KEYS)
@@ -204,20 +194,15 @@ def test_a_file_of_each_format_gives_the_same_samples_of_which_each_teaches_toke
 ) -> None:
     goal, rows = GOAL_OF.get(name, "sft"), OF_KEYS[name]
     config = load_config(None, ["model.path=x", "model.max_tokens=2048", *settings])
-    files = (
-        as_jsonl(tmp_path / "a.jsonl", rows),
-        as_parquet(tmp_path / "a.parquet", rows),
-        as_json(tmp_path / "a.json", rows),
-        as_jsonl(tmp_path / "lines.json", rows),
-    )
-    of_files = [read(path, goal) for path in files]
+    kinds = ((as_jsonl, "a.jsonl"), (as_parquet, "a.parquet"), (as_json, "a.json"), (as_jsonl, "lines.json"))
+    of_files = [read(as_file(tmp_path / name, rows), goal) for as_file, name in kinds]
     samples = of_files[0][0]
     assert of_files == [(samples, {})] * 4
     assert len(samples) == len(rows) // (2 if name in GROUPED else 1)
     assert "null" not in str(samples) and "None" not in str([sample.sides for sample in samples])
     counted = Counter[str]()
     with mock.patch("slipstream.tools.run.prepare.load_tokenizer", return_value=tokenizer):
-        (examples,) = fit_verb._examples(config, goal, [samples], counted, data=str(files[0]))
+        (examples,) = fit_verb._examples(config, goal, [samples], counted, data=str(tmp_path / "a.jsonl"))
     assert not +counted and len(examples) == len(samples)
     sequences = [sequence for example in examples for side in example for sequence in side]
     assert all(sequence.loss_mask.any() for sequence in sequences)
@@ -332,12 +317,11 @@ def test_a_value_that_json_lacks_is_read_as_one_or_refused_with_its_row_and_colu
     midnight = as_parquet(tmp_path / "dates.parquet", [{"prompt": "q", "answer": datetime.datetime(2024, 1, 2)}])
     assert asyncio.run(scores(midnight, {}, "2024-01-02"))[1] == 1.0
     for value in (b"\xff", datetime.timedelta(days=1), Decimal("0.1234567890123456789")):
-        path = as_parquet(
-            tmp_path / "rows.parquet", [whole, whole | {"raw" if isinstance(value, bytes) else "more": value}]
-        )
-        with pytest.raises(ValueError, match=r"rows\.parquet, line 2 has a column '(raw|more)' that cannot be read"):
+        name = "raw" if isinstance(value, bytes) else "more"
+        path = as_parquet(tmp_path / "rows.parquet", [whole, whole | {name: value}])
+        with pytest.raises(ValueError, match=rf"rows\.parquet, line 2 has a column '{name}' that cannot be read"):
             make_env("dataset", {"train": str(path), "check": "number"})
-        with pytest.raises(ConfigError, match=r"rows\.parquet, line 2 has a column '(raw|more)'|row 1: neither"):
+        with pytest.raises(ConfigError, match=rf"rows\.parquet, line 2 has a column '{name}'|row 1: neither"):
             read(path)
 
 
@@ -416,10 +400,7 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
             )
         ),
         (
-            {
-                "instruction": "q",
-                "completions": [{"response": "a", "score": math.nan}, {"response": "b", "score": 1}],
-            },
+            {"instruction": "q", "completions": [{"response": "a", "score": math.nan}, {"response": "b", "score": 1}]},
             "a score or overall_score",
         ),
         ({"messages": [user("<image> what?"), reply("b")], "images": ["a.png"]}, "column `images` has what is no text"),
@@ -431,38 +412,28 @@ def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint:
 
 
 def test_an_unknown_field_is_named_once_with_its_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, printed: Said
 ) -> None:
-    rows = [
-        {
-            "messages": [SYSTEM, user("a"), reply(f"b{place}", mood="sad", name="x", value="c")],
-            "conversations": [user("lost")],
-            "label": "x",
-            "blend": 1,
-            "system": "other",
-            "tools": [tool("f")],
-            "functions": [tool("g")],
-        }
-        for place in range(3)
-    ]
-    read(as_jsonl(tmp_path / "rows.jsonl", rows))
+    others = {"conversations": [user("lost")], "label": "x", "blend": 1, "system": "other"}
+    others |= {"tools": [tool("f")], "functions": [tool("g")]}
+    replies = [reply(f"b{place}", mood="sad", name="x", value="c") for place in range(3)]
+    rows = [{"messages": [SYSTEM, user("a"), each]} | others for each in replies]
+    read(path := as_jsonl(tmp_path / "rows.jsonl", rows))
     columns = "column label (3), column blend (3), column conversations (3), column functions (3)"
     warning = f"fields of rows that are not read: column system (3), mood (3), value (3), {columns}; see docs/data.md"
     assert [record.getMessage() for record in caplog.records] == [warning]
-    assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl"]) == 0
-    assert "\nfields that are not read: 3 column system, 3 mood, " in capsys.readouterr().out
+    told = printed("data", f"{tmp_path}/out.jsonl", f"--data={path}")
+    assert "\nfields that are not read: 3 column system, 3 mood, " in told
 
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
 SAID = "<think>\nhm\n</think>\n\n5"
 
 
 @pytest.mark.parametrize(
     ("messages", "taught"),
     [
-        *(
-            ([user("q"), reply("5", **{name: "hm"})], [SAID])
-            for name in ("reasoning_content", "reasoning", "thinking", "thought")
-        ),
+        *(([user("q"), reply("5", **{name: "hm"})], [SAID]) for name in THOUGHTS),
         ([user("q"), reply(SAID, reasoning_content="hm")], [SAID]),
         ([user("q"), reply([THINKS, part("5")])], [SAID]),
         ([user("q"), reply(None, thinking="hm", tool_calls=[call("f")])], [f"<think>\nhm\n</think>\n\n{text_of('f')}"]),
@@ -503,30 +474,19 @@ def test_other_notations_are_learned_in_ours(messages: list[Row], taught: list[s
     assert learnt(samples) == [taught]
 
 
+GOOD, BAD = [reply("GOOD")], [reply("BAD")]
+WITH_PROMPT = {"chosen": said("q", "GOOD"), "rejected": said("q", "BAD")}
 PREFERENCES: dict[str, Row] = {
-    "after a prompt": {"prompt": [user("q")], "chosen": [reply("GOOD")], "rejected": [reply("BAD")]},
-    "with the prompt": {"chosen": [user("q"), reply("GOOD")], "rejected": [user("q"), reply("BAD")]},
-    "with history": {
-        "chosen": [user("p"), reply("old"), user("q"), reply("GOOD")],
-        "rejected": [user("p"), reply("old"), user("q"), reply("BAD")],
-    },
-    "UltraFeedback's binarised rows": {
-        "prompt": "q",
-        "messages": [user("q"), reply("GOOD")],
-        "chosen": [user("q"), reply("GOOD")],
-        "rejected": [user("q"), reply("BAD")],
-        "score_chosen": 8.0,
-    },
+    "after a prompt": {"prompt": [user("q")], "chosen": GOOD, "rejected": BAD},
+    "with the prompt": WITH_PROMPT,
+    "with history": {"chosen": said("p", "old", "q", "GOOD"), "rejected": said("p", "old", "q", "BAD")},
+    "UltraFeedback's binarised rows": WITH_PROMPT | {"prompt": "q", "messages": said("q", "GOOD"), "score_chosen": 8.0},
     "UltraFeedback": {
         "instruction": "q",
         "completions": [{"response": "BAD", "overall_score": 3.0}, {"response": "GOOD", "overall_score": 8.5}],
     },
     "LLaMA-Factory": {"conversations": [human("q")], "chosen": gpt("GOOD"), "rejected": gpt("BAD")},
-    "OpenAI": {
-        "input": {"messages": [user("q")]},
-        "preferred_output": [reply("GOOD")],
-        "non_preferred_output": [reply("BAD")],
-    },
+    "OpenAI": {"input": {"messages": [user("q")]}, "preferred_output": GOOD, "non_preferred_output": BAD},
 }
 
 
@@ -542,12 +502,9 @@ def test_of_a_preference_sft_learns_the_better_and_dpo_both_sides_after_the_prom
 
 @pytest.mark.parametrize("goal", ["dpo", "reward"])
 def test_a_pair_with_equal_sides_is_left_out_and_counted(goal: Goal, tmp_path: Path) -> None:
-    alike = {
-        "chosen": [reply("yes", reasoning_content="sound")],
-        "rejected": [reply("yes", reasoning_content="unsound")],
-    }
+    chosen, rejected = ([reply("yes", reasoning_content=why)] for why in ("sound", "unsound"))
     rows = [
-        {"prompt": [user("q1")]} | alike,
+        {"prompt": [user("q1")], "chosen": chosen, "rejected": rejected},
         {"prompt": [user("q2")], "chosen": [reply("yes")], "rejected": [reply("yes ")]},
         {"messages": [user("q3"), reply("a")], "return": 0, "task": "t"},
         {"messages": [user("q3"), reply("a")], "return": 1, "task": "t"},

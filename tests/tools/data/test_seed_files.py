@@ -45,9 +45,7 @@ def shares(*texts: str) -> list[Row]:
 
 def flan(*texts: str) -> list[Row]:
     roles = ("system", "user", "assistant", "system", "assistant")
-    return [
-        {"role": role, "content": text, "loss": role == "assistant"} for role, text in zip(roles, texts, strict=False)
-    ]
+    return [message | {"loss": message["role"] == "assistant"} for message in chat(*zip(roles, texts, strict=False))]
 
 
 def chat(*texts: tuple[str, str]) -> list[Row]:
@@ -57,18 +55,20 @@ def chat(*texts: tuple[str, str]) -> list[Row]:
 LS = "Think: I list it.\n\nAct: bash\n\n```bash\nls /srv | wc -l\n```"
 ANSWER = "Think: There are three.\n\nAct: answer(3)"
 YALE = 'Action: Answer\nFinal Answer: ["Yale"]'
+MAY = "You can call weather(town)."
 LOOKS = "I look it up.\nweather(town='Bern')"
 NOT_MINE = "I have no tool that books flights. I can look up the weather instead."
 CRAFT = "Thought:\nI need a plank.\n\nAction:\nget 1 oak log"
+CRAFTING = [("system", "You craft."), ("user", "Craft planks."), ("assistant", CRAFT), ("user", "Got 1 oak log")]
 END = "<|im_end|>"
+
+NO_PAIR = "neither `chosen` and `rejected` nor `messages`"
+OF_GAIA = {"reads": "neither `messages` nor", "dpo": NO_PAIR, "env": "gaia"}
 
 FORMS: dict[str, Form] = {
     "AgentInstruct": Form(
         rows=[
-            {
-                "id": "os_0",
-                "conversations": shares("You act.", "Ok?", "How many has /srv?", LS, "Output:\n\n3", ANSWER),
-            },
+            {"id": "os_0", "conversations": shares("You act.", "Ok?", "How many?", LS, "Output:\n\n3", ANSWER)},
             {"id": "db_0", "conversations": shares("You query MySQL.", "Ok.", "Who won?", YALE)},
         ],
         reads=2,
@@ -79,31 +79,18 @@ FORMS: dict[str, Form] = {
     ),
     "Agent-FLAN, with a negative sample of ToolBench": Form(
         rows=[
-            {
-                "dataset": "toolbench_tflan",
-                "id": 7,
-                "conversation": flan("You can call weather(town).", "Is it warm?", LOOKS, "response: 21", "Yes, 21."),
-            },
-            {
-                "dataset": "toolbench_negative",
-                "id": None,
-                "conversation": flan("You can call weather(town).", "Book me a flight.", NOT_MINE),
-            },
+            {"dataset": "toolbench_tflan", "id": 7, "conversation": flan(MAY, "Warm?", LOOKS, "response: 21", "Yes.")},
+            {"dataset": "toolbench_negative", "id": None, "conversation": flan(MAY, "Book me a flight.", NOT_MINE)},
         ],
         reads=2,
-        learned=(f"{LOOKS}{END}Yes, 21.{END}", f"{NOT_MINE}{END}"),
+        learned=(f"{LOOKS}{END}Yes.{END}", f"{NOT_MINE}{END}"),
         env="dataset",
         options={"conversation": "conversation", "answer": "dataset", "check": "exact"},
         plays=((1, "toolbench_negative", 1.0), (1, NOT_MINE, 0.0)),
     ),
     "OpenManus-RL's set": Form(
         rows=[
-            {
-                "id": "textcraft_4",
-                "conversations": chat(
-                    ("system", "You craft."), ("user", "Craft planks."), ("assistant", CRAFT), ("user", "Got 1 oak log")
-                ),
-            },
+            {"id": "textcraft_4", "conversations": chat(*CRAFTING)},
             {"id": "os_1", "conversations": chat(("user", "How many?"), ("assistant", ANSWER))},
         ],
         reads=2,
@@ -144,7 +131,7 @@ FORMS: dict[str, Form] = {
             for number in range(3)
         ],
         reads="rows with only a prompt are tasks",
-        dpo="neither `chosen` and `rejected` nor `messages`",
+        dpo=NO_PAIR,
         env="dataset",
         options={"answer": "reward_model.ground_truth"},
         plays=((2, "2 planks", 1.0), (2, "3 planks", 0.0)),
@@ -154,9 +141,7 @@ FORMS: dict[str, Form] = {
             {"pid": "0", "question": "How many legs have 3 spiders?", "answer": "24", "task_id": "a-1", "level": 1},
             {"pid": "1", "question": "Who, and when?", "answer": "Ada, 1843", "task_id": "a-2", "level": "2"},
         ],
-        reads="neither `messages` nor",
-        dpo="neither `chosen` and `rejected` nor `messages`",
-        env="gaia",
+        **OF_GAIA,
         plays=((0, "answer($24)", 1.0), (0, "answer(8)", 0.0), (1, "answer(ada,1843)", 1.0), (1, "answer(Ada)", 0.0)),
     ),
     "GAIA": Form(
@@ -171,9 +156,7 @@ FORMS: dict[str, Form] = {
             },
             {"task_id": "a-2", "Question": "Who?", "Level": "2", "Final answer": "Ada", "file_name": None},
         ],
-        reads="neither `messages` nor",
-        dpo="neither `chosen` and `rejected` nor `messages`",
-        env="gaia",
+        **OF_GAIA,
         plays=((0, "answer(24.0)", 1.0), (0, "answer(25)", 0.0), (1, "answer(ada)", 1.0)),
     ),
 }
