@@ -15,13 +15,7 @@ from slipstream.tools.lab.bench.learner_limits import (
     length_around_a_token,
     padded_rows,
 )
-from slipstream.tools.lab.bench.load.learner_load import (
-    FEW_LONG,
-    LONG_TAIL,
-    QUICKSTART,
-    UNIFORM,
-    save_model,
-)
+from slipstream.tools.lab.bench.load.learner_load import FEW_LONG, LONG_TAIL, QUICKSTART, UNIFORM, save_model
 from slipstream.tools.lab.bench.logprobs import memory_row
 from tests.tools.lab.test_bench_replay import cpu_s
 

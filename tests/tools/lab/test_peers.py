@@ -99,10 +99,8 @@ def test_the_table_names_tokens_cpu_and_memory_to_each_goal_and_seeds_that_never
 
     text = table([cell(0, 0.4, 0.7, 0.9), cell(1, 0.4, 0.5, 0.6)], ["default", "trl"], goals=(0.8,))
     row = next(line for line in text.splitlines() if "78.5%" in line)
-    assert (
-        "| **150 s** (150 s, never) | **30** (30, never) | **15,000** (15,000, never) | **290 s** (290 s, never) |"
-        in row
-    )
+    goal = "| **150 s** (150 s, never) | **30** (30, never) | **15,000** (15,000, never) | **290 s** (290 s, never) |"
+    assert goal in row
     assert "**75%** (90%, 60%)" in row and "**0.8 GB** (0.8 GB, 0.8 GB)" in row
     assert "default" not in text
 

@@ -187,10 +187,8 @@ def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_to
 
 
 def test_a_search_is_trained_again_from_an_archive_to_the_same_bits(guess_run: Path, ranks: Ranks) -> None:
-    settings, presets = (
-        ["replay.trees=tree_of_thoughts:2", "learner.steps=2"],
-        [str(REPOSITORY / "conf/objective/tree.yaml")],
-    )
+    settings = ["replay.trees=tree_of_thoughts:2", "learner.steps=2"]
+    presets = [str(REPOSITORY / "conf/objective/tree.yaml")]
     config = load_config(str(guess_run), [*settings, "run.name=searched"], presets=presets)
     archived = RunDir(config.run.root, "searched").trajectories
     writer = ArchiveWriter(archived, "searched", epoch=1)

@@ -30,13 +30,17 @@ from tests.waiting import wait_until
 ENV = ("env.name=grid", "env.options={game: maze, profile: small, size: 5}", "env.max_turns=3")
 
 
-def message(content: str | None, **more: object) -> Reply:
-    body = {"choices": [{"message": {"content": content, **more}, "finish_reason": "stop"}], "usage": {}}
+def message(content: str | None, finish_reason: str = "stop", **more: object) -> Reply:
+    body = {"choices": [{"message": {"content": content, **more}, "finish_reason": finish_reason}], "usage": {}}
     return 200, {}, json.dumps(body).encode()
 
 
 def walk(request: dict[str, Any], number: int) -> Reply:
     return message("go north", reasoning_content=f"request {number}: north is free")
+
+
+def walk_from_the_second_on(request: dict[str, Any], number: int) -> Reply:
+    return walk(request, number) if number else (400, {}, b"no")
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +106,7 @@ def test_each_row_has_its_thoughts_and_the_server_gets_none(tmp_path: Path, serv
         (message("x" * 500), "an answer of 501 tokens, with 400 left; raise sampling.max_turn_tokens"),
         (message("go north<|im_end|>and on"), "the answer has the text of a mark that ends a turn"),
         ((400, {}, b"no such model"), "refused with status 400"),
-        (
-            (200, {}, json.dumps({"choices": [{"message": {"content": "go"}, "finish_reason": "length"}]}).encode()),
-            "cut off at `max_tokens` of `request`",
-        ),
+        (message("go", finish_reason="length"), "cut off at `max_tokens` of `request`"),
         ((200, {}, b'{"choices": [{"message": {"content": 5}}]}'), "the reply is not a chat completion"),
     ],
 )
@@ -124,17 +125,16 @@ def test_a_journal_of_other_servers_or_settings_is_refused(tmp_path: Path, serve
     server.answer_by(lambda request, number: (400, {}, b"no"))
     with pytest.raises(ConfigError, match="every episode failed"):
         collected(tmp_path, server, model)
-    for changes in ({"model": "another"}, {"request": {"temperature": 0}}):
+    cases = ((), {"model": "another"}), ((), {"request": {"temperature": 0}}), (("env.max_turns=4",), {})
+    for overrides, changes in cases:
         with pytest.raises(ConfigError, match="begun with another server or other settings; repeat that command"):
-            collected(tmp_path, server, model, **changes)
-    with pytest.raises(ConfigError, match="begun with another server or other settings"):
-        collected(tmp_path, server, model, "env.max_turns=4")
+            collected(tmp_path, server, model, *overrides, **changes)
 
 
 def test_a_journal_of_more_or_other_episodes_than_asked_for_is_refused_and_one_of_fewer_continues(
     tmp_path: Path, server: ScriptedJudge, model: Path
 ) -> None:
-    server.answer_by(lambda request, number: (400, {}, b"no") if number == 0 else walk(request, number))
+    server.answer_by(walk_from_the_second_on)
     assert len(collected(tmp_path, server, model, "replay.group_size=3")) == 8
     (tmp_path / "rows.jsonl").unlink()
     for group_size, held_out in ((2, False), (4, True)):
@@ -146,7 +146,7 @@ def test_a_journal_of_more_or_other_episodes_than_asked_for_is_refused_and_one_o
 def test_an_episode_of_the_journal_that_contradicts_itself_is_played_again(
     tmp_path: Path, server: ScriptedJudge, model: Path
 ) -> None:
-    server.answer_by(lambda request, number: (400, {}, b"no") if number == 0 else walk(request, number))
+    server.answer_by(walk_from_the_second_on)
     assert len(collected(tmp_path, server, model)) == 5
     (tmp_path / "rows.jsonl").unlink()
     journal = tmp_path / "rows.jsonl.journal"
@@ -191,6 +191,9 @@ def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: 
     assert len(server.requests) - asked < sum(row["num_turns"] for row in found)
 
 
+NAMED = "{url: 'http://127.0.0.1:1/v1', model: m"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -198,16 +201,13 @@ def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: 
         ("model: m", "must have url and model"),
         ("{url: 'http://127.0.0.1:1/v1'}", "a name"),
         ("{url: actors, model: m}", "must be a server's"),
-        ("{url: 'http://127.0.0.1:1/v1', model: m, colour: red}", "unexpected keyword argument 'colour'"),
-        ("{url: 'http://127.0.0.1:1/v1', model: m, request: {messages: []}}", "without model and messages"),
+        (f"{NAMED}, colour: red}}", "unexpected keyword argument 'colour'"),
+        (f"{NAMED}, request: {{messages: []}}}}", "without model and messages"),
         *(
-            (
-                f"{{url: 'http://127.0.0.1:1/v1', model: m, request: {{{wrong}}}}}",
-                "request` must have values of JSON, got",
-            )
+            (f"{NAMED}, request: {{{wrong}}}}}", "request` must have values of JSON, got")
             for wrong in ("temperature: .nan", "since: 2026-01-02", "5: 1, stop: x")
         ),
-        ("{url: 'http://127.0.0.1:1/v1', model: m, key_env: NO_SUCH_KEY}", "NO_SUCH_KEY, which is not set"),
+        (f"{NAMED}, key_env: NO_SUCH_KEY}}", "NO_SUCH_KEY, which is not set"),
     ],
 )
 def test_a_file_that_names_no_server_is_refused(tmp_path: Path, model: Path, text: str, complaint: str) -> None:
@@ -266,7 +266,6 @@ def test_a_format_to_compare_that_a_server_cannot_be_asked_for_is_refused_before
 )
 def test_what_a_server_cannot_be_asked_is_refused(tmp_path: Path, model: Path, overrides: list[str]) -> None:
     config = load_config(None, [*settings(model), "warm_start.episodes=0", *overrides])
-    with pytest.raises(
-        ConfigError, match=r"`--server` needs another env\.action_format than tools, and model\.context"
-    ):
+    complaint = r"`--server` needs another env\.action_format than tools, and model\.context"
+    with pytest.raises(ConfigError, match=complaint):
         collect(config, path=tmp_path / "rows.jsonl", force=False, options=CollectOptions(server="server.yaml"))

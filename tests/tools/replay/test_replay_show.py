@@ -23,11 +23,8 @@ def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
     assert "return 1, score 1, success; stop reason done, outcome policy" in said
     assert "policy versions 4 to 4" in said and "0.50 s by actor-0 on host (reserved, $0 per hour)" in said
     turn = lines.index("turn 0: prompt")
-    assert lines[turn + 1 : turn + 4] == [
-        "  | <|im_start|>user",
-        "  | find plain dress<|im_end|>",
-        "  | <|im_start|>assistant",
-    ]
+    prompt = ["  | <|im_start|>user", "  | find plain dress<|im_end|>", "  | <|im_start|>assistant"]
+    assert lines[turn + 1 : turn + 4] == prompt
     assert lines[lines.index("turn 0: state") + 1] == "  | state 0"
     assert f"  | click[1]{END}" in lines
     assert "  | red small<|im_end|>" in lines  # what the environment answered

@@ -64,8 +64,11 @@ while True:
 """
 
 
-def a_child(tmp_path: Path, script: str) -> Child:
-    return Child("child", ["sh", "-c", script], log=tmp_path / "logs" / "child.log", environment={"GREETING": "hello"})
+def started(tmp_path: Path, script: str) -> Child:
+    log = tmp_path / "logs" / "child.log"
+    child = Child("child", ["sh", "-c", script], log=log, environment={"GREETING": "hello"})
+    child.start()
+    return child
 
 
 @pytest.fixture
@@ -79,8 +82,7 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ended(tmp_path: Path, script: str) -> Child:
-    child = a_child(tmp_path, script)
-    child.start()
+    child = started(tmp_path, script)
     child.wait(DEADLINE_S)
     return child
 
@@ -117,8 +119,7 @@ def test_new_lines_are_found_after_a_truncation_and_after_a_line_without_end_and
 def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "MAX_RESTARTS", 2)
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0, 0.0))
-    child = a_child(tmp_path, "echo once more; exit 1")
-    child.start()
+    child = started(tmp_path, "echo once more; exit 1")
     wait_until(lambda: not child.keep_up(), "its end to be seen")
     assert child.exit_code == 1
     assert child.last_log_lines() == "once more\nonce more\nonce more"
@@ -127,8 +128,7 @@ def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkey
 def test_a_child_that_was_killed_too_often_has_a_code_and_a_reason(
     tmp_path: Path, counts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    child = a_child(tmp_path, "kill -9 $$")
-    child.start()
+    child = started(tmp_path, "kill -9 $$")
     wait_until(lambda: not child.keep_up(), "its end to be seen")
     counts.write_text("oom_kill 4\n")
     child_module.print_failure("up", child)
@@ -154,8 +154,7 @@ def test_a_second_sigterm_ends_a_supervisor_at_once_and_changes_nothing_for_its_
 def test_lack_of_memory_is_named_where_the_kernel_killed_for_it(
     tmp_path: Path, counts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    child = a_child(tmp_path, "kill -9 $$")
-    child.start()
+    child = started(tmp_path, "kill -9 $$")
     wait_until(lambda: child.exit_code == -9, "its death")
     assert child.keep_up() and child.keep_up()  # it was killed by somebody else
     assert "FAULT" not in capsys.readouterr().out
@@ -179,8 +178,7 @@ def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_o
 def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    child = a_child(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
-    child.start()
+    child = started(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
     wait_until(lambda: child.last_log_lines() != "", "its first words")
     grandchild = psutil.Process(int(child.last_log_lines()))
     child.ask_to_end()
@@ -194,8 +192,7 @@ def test_a_child_that_starts_processes_without_a_pause_is_killed_with_all_of_the
     beat, script = tmp_path / "beat", tmp_path / "restless"
     (tmp_path / "go").touch()
     script.write_text(f'[ -e {tmp_path}/go ] || exit; : > {beat}; sh "$0" & wait')
-    child = a_child(tmp_path, f"trap '' TERM; while :; do sh {script}; done")
-    child.start()
+    child = started(tmp_path, f"trap '' TERM; while :; do sh {script}; done")
     wait_until(beat.exists, "a beat")
     child.kill()
     beat.unlink()

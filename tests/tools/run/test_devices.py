@@ -33,10 +33,8 @@ def test_the_learner_gets_the_first_gpus_and_the_actors_the_others_unless_they_a
 
 
 def test_a_split_says_who_has_which_gpus_and_which_are_shared() -> None:
-    assert [str(split(["actors.count=1"], gpus)) for gpus in ([], ["0", "GPU-5d3f"])] == [
-        "none",
-        "learner 0; actors GPU-5d3f",
-    ]
+    said = [str(split(["actors.count=1"], gpus)) for gpus in ([], ["0", "GPU-5d3f"])]
+    assert said == ["none", "learner 0; actors GPU-5d3f"]
     assert split(["actors.count=1", "learner.devices=[3]", "actors.devices=[3]"], EIGHT).shared == ["3"]
 
 
@@ -48,10 +46,7 @@ def test_a_split_says_who_has_which_gpus_and_which_are_shared() -> None:
         (["actors.tensor_parallel=4", "actors.count=2"], "must be <= 1 .* got 2, each with actors.tensor_parallel=4"),
         (["learner.devices=[0]", "learner.ranks=2"], "`learner.ranks` must be <= 1, the number of learner.devices"),
         (["actors.devices=[0,3]", "actors.count=3"], "`actors.count` must be <= 2, the number of actors.devices"),
-        (
-            ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"],
-            "must be <= 1, the number of actors.dev",
-        ),
+        (["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"], "must be <= 1, the number of actors"),
         *(
             ([f"actors.gpu_memory_utilization={share}"], r"`actors.gpu_memory_utilization` must be in \(0, 1\]")
             for share in (0, -0.5, 1.5)

@@ -190,13 +190,8 @@ def its_first_screen_says_what_runs_where(said: str) -> None:
     first = lines[: next(place for place, line in enumerate(lines) if line.startswith(("step ", "the ", "no ")))]
     assert len(first) <= 8 and "%" not in "".join(first), first
     assert first[0].startswith(f"Slipstream: {NAME}, ")
-    assert [line.partition(":")[0] for line in first[1:6]] == [
-        "TensorBoard",
-        "GPUs",
-        "Redis",
-        "logs",
-        "in another terminal",
-    ]
+    places = ["TensorBoard", "GPUs", "Redis", "logs", "in another terminal"]
+    assert [line.partition(":")[0] for line in first[1:6]] == places
     assert "start `slipstream learner`" not in said and "start `slipstream actors`" not in said
 
 
@@ -296,23 +291,15 @@ def is_leased(up: Up) -> bool:
 
 def test_ctrl_c_while_a_run_starts_ends_without_a_drain(redis_server: Server, tmp_path: Path, start: Sittings) -> None:
     """On a Redis of the user's, whose password is in the URL: it stays out of every file, and the server stays up."""
-    up = start(
-        f"run.name={NAME}",
-        *SMALL,
-        f"redis.url={redis_server.secret_url}",
-        f"actors.drain_s={DRAIN_S}",
-        "warm_start.episodes=50",
-        "warm_start.batch_tokens=1",
-    )
+    settings = [f"actors.drain_s={DRAIN_S}", "warm_start.episodes=50", "warm_start.batch_tokens=1"]
+    up = start(f"run.name={NAME}", *SMALL, f"redis.url={redis_server.secret_url}", *settings)
     up.wait_until(lambda: "warm start " in up.log("learner") or is_described(redis_server), "the warm start")
     up.process.send_signal(signal.SIGINT)
     assert up.wait(AT_ONCE_S) == 130
     assert start.left() == []
     assert redis_server.process.poll() is None
-    leaks = [
-        path for path in tmp_path.rglob("*") if path.is_file() and redis_server.password.encode() in path.read_bytes()
-    ]
-    assert leaks == []
+    password = redis_server.password.encode()
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and password in path.read_bytes()] == []
     with connect(redis_server.secret_url) as client:
         described = Fleet(client, NAME).run_facts().config_yaml
     assert redis_server.url in described and redis_server.password not in described

@@ -319,8 +319,7 @@ def test_another_size_of_groups_is_refused_where_some_teach_nothing(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [({"actors": ("x",)}, "--actors"), ({"learner_speed": 0.0}, "--learner-speed")],
+    ("options", "said"), [({"actors": ("x",)}, "--actors"), ({"learner_speed": 0.0}, "--learner-speed")]
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
