@@ -72,8 +72,8 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def played(index: int, actions: list[str], **options: Any) -> list[Observation]:
-    return acted("mcp", options, index, actions)
+def played(tasks: str, index: int, actions: list[str], **options: Any) -> list[Observation]:
+    return acted("mcp", {"train": tasks, "command": COMMAND, **options}, index, actions)
 
 
 async def solved_by_the_expert(env: Env, index: int) -> Observation:
@@ -84,9 +84,8 @@ async def solved_by_the_expert(env: Env, index: int) -> Observation:
 
 
 def test_a_task_is_played_over_stdio_and_judged_by_what_the_server_holds(tasks: str) -> None:
-    opening, read, written, end = played(
-        0, [call("read", title="a"), call("write", title="b", text="plums"), "Done"], train=tasks, command=COMMAND
-    )
+    actions = [call("read", title="a"), call("write", title="b", text="plums"), "Done"]
+    opening, read, written, end = played(tasks, 0, actions)
     assert opening.messages[1].content == "Copy the note a to a note b."
     listed = [json.loads(line) for line in opening.messages[0].content.splitlines()[1:]]
     assert {tool["name"] for tool in listed} >= {"read", "write", "wipe"}
@@ -98,32 +97,21 @@ def test_a_task_is_played_over_stdio_and_judged_by_what_the_server_holds(tasks: 
 
 
 def test_what_is_not_done_scores_nothing_and_every_check_counts(tasks: str) -> None:
-    assert played(0, ["done"], train=tasks, command=COMMAND)[-1].score == 0.0
+    assert played(tasks, 0, ["done"])[-1].score == 0.0
     spoiled = [call("write", title="b", text="plums"), call("write", title="a", text="figs"), "done"]
-    assert played(0, spoiled, train=tasks, command=COMMAND)[-1].score == 0.0
+    assert played(tasks, 0, spoiled)[-1].score == 0.0
 
 
 def test_an_answer_is_compared_without_case_and_a_wrong_one_ends_it_too(tasks: str) -> None:
     for answer, score in (("answer( PEARS )", 1.0), ("answer(apples)", 0.0)):
-        end = played(1, [answer], train=tasks, command=COMMAND)[-1]
+        end = played(tasks, 1, [answer])[-1]
         assert (end.terminated, end.score) == (True, score)
 
 
 def test_what_makes_no_sense_is_told_and_changes_nothing(tasks: str) -> None:
-    nonsense = [
-        "",
-        "hello",
-        "{",
-        call("fly"),
-        call("wipe"),
-        '{"name": "read", "more": 1}',
-        "answer(7)",
-        "\ud800",
-        "[" * 5000,
-        call("read", title="z"),
-        call("read"),
-    ]
-    observations = played(0, nonsense, train=tasks, command=COMMAND, hidden=["wipe"])
+    nonsense = ["", "hello", "{", call("fly"), call("wipe"), '{"name": "read", "more": 1}', "answer(7)", "\ud800"]
+    nonsense += ["[" * 5000, call("read", title="z"), call("read")]
+    observations = played(tasks, 0, nonsense, hidden=["wipe"])
     assert "wipe" not in observations[0].messages[0].content
     assert [o.valid_action for o in observations[1:]] == [False] * len(nonsense)
     assert all(o.rewards == {"solved": 0.0} and not o.done and said(o) for o in observations[1:])
@@ -168,21 +156,21 @@ async def test_a_server_that_dies_is_the_environments_failure(tasks: str) -> Non
 @pytest.mark.parametrize("command", [[sys.executable, "-c", "raise SystemExit(1)"], ["no-such-program-here"]])
 def test_a_server_that_does_not_start_is_the_environments_failure(tasks: str, command: list[str]) -> None:
     with pytest.raises(EnvError, match="the MCP server cannot be used"):
-        played(0, [], train=tasks, command=command)
+        played(tasks, 0, [], command=command)
 
 
 def test_a_server_gets_the_secrets_that_it_is_given_and_no_others(tasks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "k-1")
     monkeypatch.setenv("ACTOR_SECRET", "never")
-    options = {"train": tasks, "command": COMMAND, "secrets": {"NOTES_KEY": "MY_KEY"}}
-    assert said(played(0, [call("key")], **options)[-1]) == "k-1 None"
+    secrets = {"NOTES_KEY": "MY_KEY"}
+    assert said(played(tasks, 0, [call("key")], secrets=secrets)[-1]) == "k-1 None"
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ValueError, match="MY_KEY is not set"):
-        make_env("mcp", options)
+        make_env("mcp", {"train": tasks, "command": COMMAND, "secrets": secrets})
 
 
 def test_a_long_text_is_cut(tasks: str) -> None:
-    assert len(said(played(0, [call("long")], train=tasks, command=COMMAND)[-1])) == 4000
+    assert len(said(played(tasks, 0, [call("long")])[-1])) == 4000
 
 
 async def test_a_server_over_http_is_shared_and_set_up(tasks: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ MADE = "tests.adapters.rewards.made"
 SCORE = "verl.utils.reward_score:default_compute_score"
 HALF = {"solution": r"\frac{1}{2}"}
 CALL = '<tool_call>\n{"name": "add", "parameters": {"a": 2}}\n</tool_call>'
+THOUGHT_OF = f"<think>t</think>\n{CALL}"
 CODE = "```python\nprint(int(input()) + 1)\n```"
 CASES = json.dumps({"inputs": ["1\n", "4\n"], "outputs": ["2\n", "5\n"]})
 
@@ -51,10 +52,7 @@ VERL = [
     (of_verl("apps", CASES), {CODE: 1.0, CODE.replace("+ 1", "* 2"): 0.5}),
     (of_verl("hiyouga/geometry3k", "12"), {r"<think>a</think>\boxed{12}": 1.0, r"\boxed{12}": 0.9, "12": 0.0}),
     (of_verl("searchR1_nq", {"target": ["Bern"]}), {"<answer>bern</answer>": 1.0, "<answer>Rome</answer>": 0.0}),
-    (
-        of_verl("rlla", f"<think>t</think>\n{CALL}", experiment_name="qwen"),
-        {f"<think>t</think>\n{CALL}": 4.0, "5": -3.0},
-    ),
+    (of_verl("rlla", THOUGHT_OF, experiment_name="qwen"), {THOUGHT_OF: 4.0, "5": -3.0}),
     (of_verl("verified", r"\frac{1}{2}"), {r"\boxed{0.5}": 1.0, r"\boxed{2}": 0.0}),
     (of_verl("batches", "5"), {r"\boxed{5}": 1.0, r"\boxed{6}": 0.0}),
 ]

@@ -37,13 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def case(folder: Path) -> Case:
-    return Case(
-        name="textworld",
-        max_turns=20,
-        noisy_success=0,
-        share=0.01,
-        options={"train": str(folder), "held_out": str(folder)},
-    )
+    options = {"train": str(folder), "held_out": str(folder)}
+    return Case("textworld", max_turns=20, noisy_success=0, share=0.01, options=options)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

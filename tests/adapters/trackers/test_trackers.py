@@ -14,6 +14,7 @@ from slipstream.common.process.metrics import Sample
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.wandb_tracker import WandbTracker
 
+Tracker = WandbTracker | MlflowTracker
 FULL, LAST = 1, 4  # kinds of a piece: a whole record, or its end
 BLOCK = 32_768
 SETTINGS = {"run": {"name": "demo"}, "learner": {"steps": 3}}
@@ -28,6 +29,23 @@ SAMPLES = [
     )
     for which in ("best", "worst", "random")
 ]
+
+
+def made(kind: type[Tracker], folder: Path, *, run: str = "") -> Tracker:
+    return kind("demo", folder=folder, project="p", settings=SETTINGS, run=run)
+
+
+def run_with_records(kind: type[Tracker], folder: Path) -> str:
+    """The run that all records were sent to, the last one by a tracker that continues it."""
+    first = made(kind, folder)
+    for record in RECORDS[:2]:
+        first.log(record)
+    first.close()
+    again = made(kind, folder, run=first.run)
+    again.log(RECORDS[2])
+    again.close()
+    assert again.run == first.run
+    return first.run
 
 
 def sent_to_wandb(folder: Path) -> list[dict[str, str]]:
@@ -58,36 +76,22 @@ def records_of(log: bytes) -> Iterator[bytes]:
 
 def test_wandb_gets_every_record_with_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = WandbTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
-    for record in RECORDS[:2]:
-        tracker.log(record)
-    tracker.close()
-    again = WandbTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run=tracker.run)
-    again.log(RECORDS[2])
-    again.close()
-    assert again.run == tracker.run
+    run_with_records(WandbTracker, tmp_path)
     rows = [(row["step"], row["produced/success"]) for row in sent_to_wandb(tmp_path)]
     assert sorted(rows) == [("1", "0.25"), ("2", "0.5"), ("2", "0.75")]
 
 
 def test_mlflow_gets_every_record_and_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    tracker = MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
-    for record in RECORDS[:2]:
-        tracker.log(record)
-    tracker.close()
-    again = MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run=tracker.run)
-    again.log(RECORDS[2])
-    again.close()
-    client = mlflow.MlflowClient()
-    history = client.get_metric_history(tracker.run, "produced/success")
+    run, client = run_with_records(MlflowTracker, tmp_path), mlflow.MlflowClient()
+    history = client.get_metric_history(run, "produced/success")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.25), (2, 0.5), (2, 0.75)]
-    assert client.get_run(tracker.run).data.params["learner"] == "{'steps': 3}"
+    assert client.get_run(run).data.params["learner"] == "{'steps': 3}"
 
 
 def test_wandb_gets_a_table_of_samples_for_each_logged_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = WandbTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
+    tracker = made(WandbTracker, tmp_path)
     tracker.log_samples(SAMPLES)
     tracker.log_samples(SAMPLES[:1])
     tracker.close()
@@ -102,7 +106,7 @@ def test_wandb_gets_a_table_of_samples_for_each_logged_step(tmp_path: Path, monk
 def test_mlflow_gets_a_text_for_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MLflow puts a store's files in the working directory
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-    tracker = MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
+    tracker = made(MlflowTracker, tmp_path)
     tracker.log_samples(SAMPLES)
     tracker.close()
     client = mlflow.MlflowClient()
@@ -116,7 +120,7 @@ def test_an_artifact_store_that_cannot_be_used_is_named_and_the_metrics_are_sent
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.MlflowClient().create_experiment("p", artifact_location="s3://bucket")  # boto3 is not installed
-    tracker = MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
+    tracker = made(MlflowTracker, tmp_path)
     tracker.log_samples(SAMPLES)
     tracker.log(RECORDS[0])
     tracker.close()
@@ -127,4 +131,4 @@ def test_an_artifact_store_that_cannot_be_used_is_named_and_the_metrics_are_sent
 def test_a_run_that_mlflow_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(ConfigError, match=r"MLflow refused the run: .*MLFLOW_TRACKING_URI"):
-        MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="0" * 32)
+        made(MlflowTracker, tmp_path, run="0" * 32)

@@ -28,6 +28,8 @@ PYTHON = os.environ["VERIFIERS_PYTHON"]
 PATIENT = replace(ALLOWANCE, step_timeout_s=300.0, episode_timeout_s=600.0)
 NULL = {"harness": {"id": "null"}}
 DIRECT = {"harness": {"id": "direct"}}  # faster, and all the rest is verifiers' own
+SUMS = {"taskset": {"id": "verifiers_sums"}}
+CORRECTED = {"taskset": {"id": "corrected"}, "solver": DIRECT}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def texts(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[st
 
 def test_an_episode_with_its_own_harness_is_recorded_and_scored(tokenizer: PreTrainedTokenizerBase) -> None:
     started = time.monotonic()
-    first, second = play(part({"taskset": {"id": "verifiers_sums"}, "agent": NULL}), tokenizer, "1", members=2)
+    first, second = play(part(SUMS | {"agent": NULL}), tokenizer, "1", members=2)
     print(f"two episodes of one turn: {time.monotonic() - started:.1f} s")
     check(first, vocab_size=len(tokenizer))
     (text,) = texts(first, tokenizer)
@@ -100,8 +102,7 @@ def test_an_episode_with_its_own_harness_is_recorded_and_scored(tokenizer: PreTr
 
 def test_two_turns_train_what_was_sampled_and_not_its_encoding(tokenizer: PreTrainedTokenizerBase) -> None:
     """The policy says "ab" letter by letter, and the tokenizer would encode it as one token."""
-    config = {"taskset": {"id": "corrected"}, "solver": DIRECT}
-    (trajectory,) = play(part(config), tokenizer, "ab", "ba")
+    (trajectory,) = play(part(CORRECTED), tokenizer, "ab", "ba")
     check(trajectory, vocab_size=len(tokenizer))
     tokens = trajectory.token_array()
     assert [tokens[turn.start : turn.stop].tolist() for turn in trajectory.turns] == [
@@ -115,15 +116,13 @@ def test_two_turns_train_what_was_sampled_and_not_its_encoding(tokenizer: PreTra
 
 
 def test_the_runs_limit_of_turns_ends_an_episode_that_is_scored(tokenizer: PreTrainedTokenizerBase) -> None:
-    config = {"taskset": {"id": "corrected"}, "solver": DIRECT}
-    (trajectory,) = play(part(config), tokenizer, "0", "1", max_turns=1)
+    (trajectory,) = play(part(CORRECTED), tokenizer, "0", "1", max_turns=1)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_TURNS, 1)
     assert trajectory.turns[0].rewards["short"] == 0.5
 
 
 def test_a_full_context_ends_an_episode_in_order(tokenizer: PreTrainedTokenizerBase) -> None:
-    config = {"taskset": {"id": "corrected"}, "solver": DIRECT}
-    (trajectory,) = play(part(config), tokenizer, "a" * 30, "b", max_tokens=80)
+    (trajectory,) = play(part(CORRECTED), tokenizer, "a" * 30, "b", max_tokens=80)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_TOKENS, 1)
     assert trajectory.outcome is Outcome.POLICY
 
@@ -131,17 +130,11 @@ def test_a_full_context_ends_an_episode_in_order(tokenizer: PreTrainedTokenizerB
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (
-            {"taskset": {"id": "verifiers_sums"}, "agent": {**DIRECT, "sampling": {"temperature": 0.3}}},
-            "temperature is 1.0",
-        ),
-        ({"taskset": {"id": "verifiers_sums"}}, "the harness bash of agent runs the policy's code; set a runtime"),
+        (SUMS | {"agent": {**DIRECT, "sampling": {"temperature": 0.3}}}, "temperature is 1.0"),
+        (SUMS, "the harness bash of agent runs the policy's code; set a runtime"),
         ({"taskset": {"id": "no_such_taskset"}, "agent": DIRECT}, "no_such_taskset"),
-        (
-            {"taskset": {"id": "verifiers_sums"}, "id": "best_of_n", "n": 2, "agent": DIRECT},
-            "2 traces of the agent agent",
-        ),
-        ({"taskset": {"id": "verifiers_sums"}, "agent": DIRECT, "mistake": 1}, "mistake"),
+        (SUMS | {"id": "best_of_n", "n": 2, "agent": DIRECT}, "2 traces of the agent agent"),
+        (SUMS | {"agent": DIRECT, "mistake": 1}, "mistake"),
     ],
 )
 def test_what_does_not_fit_says_why(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any], complaint: str) -> None:
