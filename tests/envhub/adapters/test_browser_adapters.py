@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -48,17 +47,14 @@ def test_a_task_is_registered_by_the_module_of_its_benchmark() -> None:
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(readable: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pages that everybody may read, and the probe in Chromium's place."""
     monkeypatch.setattr(chromium, "CHROMIUM", "/pages/probe")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "pages").mkdir()
-        (folder / "pages" / "page.html").write_text("hello")
-        (folder / "pages" / "probe").write_text(PROBE)
-        for path in (folder, folder / "pages" / "probe"):
-            path.chmod(0o755)
-        yield folder
+    (pages := readable / "pages").mkdir()
+    (pages / "page.html").write_text("hello")
+    (pages / "probe").write_text(PROBE)
+    (pages / "probe").chmod(0o755)
+    return readable
 
 
 def launched(folder: Path, *arguments: str, sites: Sequence[str] = ()) -> list[str]:
@@ -83,9 +79,7 @@ def test_the_browser_sees_no_network_no_file_of_the_host_and_no_process(folder: 
 def test_named_sites_give_the_browser_the_network_and_a_missing_proxy_for_other_sites(folder: Path) -> None:
     given, *_, reached, _ = launched(folder, sites=["shop.example:7770", "127.0.0.1:80"])
     assert "--proxy-server=http://127.0.0.1:9 --proxy-bypass-list=<-loopback>;shop.example:7770;127.0.0.1:80" in given
-    assert (
-        reached == "reached"
-    )  # only the proxy holds it back, as Chromium does what its flags say and a probe does not
+    assert reached == "reached", "only the proxy holds it back: Chromium does what its flags say, a probe does not"
 
 
 def test_root_reports_pages_that_another_user_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

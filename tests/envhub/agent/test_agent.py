@@ -5,8 +5,7 @@ import json
 import os
 import random
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -135,14 +134,6 @@ def test_parts_of_the_reward_get_the_columns_of_the_agents_task(tmp_path: Path) 
         check_env(EnvConfig(name="agent", options=options, rewards=function))
 
 
-@pytest.fixture
-def shown() -> Iterator[Path]:
-    """A folder that a sandbox can show: it runs as another user if this is root."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
 def script(folder: Path, code: str) -> dict[str, Any]:
     (folder / "play.py").write_text(agents.WITH_URLLIB + code)
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{row}"}) + "\n" for row in range(40)))
@@ -155,9 +146,9 @@ COMMAND = ["/usr/bin/python3", "/opt/agent/play.py"]
 @pytest.mark.parametrize(
     ("code", "rewards"), [(agents.REWARD, {"right": 1.0, "short": 0.5}), (agents.POSTED, {"reward": 0.25})]
 )
-def test_a_command_plays_from_inside_the_sandbox(shown: Path, code: str, rewards: dict[str, float]) -> None:
+def test_a_command_plays_from_inside_the_sandbox(readable: Path, code: str, rewards: dict[str, float]) -> None:
     model = Model()
-    trajectory = play(COMMAND, model, options=script(shown, code))
+    trajectory = play(COMMAND, model, options=script(readable, code))
     assert turns_of(trajectory) == model.written
     assert trajectory.branch_starts == [0] and len(trajectory.turns) == 2
     assert trajectory.turns[-1].rewards == rewards
@@ -167,15 +158,14 @@ def test_a_command_plays_from_inside_the_sandbox(shown: Path, code: str, rewards
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
-        ("print('no reward')", "the agent gave no reward"),
-        ("print(float('nan'))", "the agent gave no reward"),
+        *((f"print({printed})", "the agent gave no reward") for printed in ("'no reward'", "float('nan')")),
         ("print(1); sys.exit(3)", "exit code 3"),
         ("raise LookupError('a bug')", "LookupError: a bug"),
         ("urllib.request.urlopen('http://1.1.1.1', timeout=5)", "exit code 1"),
     ],
 )
-def test_a_command_that_fails_is_an_env_failure(shown: Path, code: str, complaint: str) -> None:
-    assert failure_of(COMMAND, complaint=complaint, options=script(shown, code)) is Outcome.ENV_FAILURE
+def test_a_command_that_fails_is_an_env_failure(readable: Path, code: str, complaint: str) -> None:
+    assert failure_of(COMMAND, complaint=complaint, options=script(readable, code)) is Outcome.ENV_FAILURE
 
 
 def test_a_history_that_the_agent_rewrites_begins_a_branch_with_no_token_trained_twice() -> None:
@@ -230,12 +220,10 @@ def test_a_stop_text_ends_an_answer_after_the_token_that_completes_it() -> None:
 
 
 def test_tools_and_tool_messages_reach_the_chat_template() -> None:
-    shows = "{% for tool in tools or [] %}[{{ tool['function']['name'] }}]{% endfor %}" + CHATML.replace(
-        "{{ message['content'] }}",
-        "{{ message['content'] }}{% for call in message['tool_calls'] %}{{ call['function']['arguments']['at'] }}"
-        "{% endfor %}",
-    )
-    text = sequences(play("has_tools", template=shows))[0]
+    content = "{{ message['content'] }}"
+    calls = "{% for call in message['tool_calls'] %}{{ call['function']['arguments']['at'] }}{% endfor %}"
+    tools = "{% for tool in tools or [] %}[{{ tool['function']['name'] }}]{% endfor %}"
+    text = sequences(play("has_tools", template=tools + CHATML.replace(content, content + calls)))[0]
     assert text.startswith("[look]<|im_start|>system\nbehave<|im_end|>")
     assert "<|im_start|>assistant\nsky<|im_end|>\n<|im_start|>tool\nblue" in text
 
@@ -278,8 +266,7 @@ def test_an_agent_that_ends_when_a_limit_refuses_its_call_is_the_policys_own_end
         ("returns_a_coroutine", "declare the function itself as `async def`"),
         ("returns_nothing", "the agent gave no reward"),
         ("returns_an_empty_dict", "ended without a reward"),
-        ("asks_nothing", "ended before any generation was complete"),
-        ("talks_too_much_at_first", "ended before any generation was complete"),
+        *((agent, "ended before any generation was complete") for agent in ("asks_nothing", "talks_too_much_at_first")),
     ],
 )
 def test_a_failure_of_the_agent_is_an_env_failure_and_never_a_reward_of_0(agent: str, complaint: str) -> None:
@@ -355,9 +342,7 @@ async def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_ca
         assert f"task {index}{END}" in sequences(trajectory)[0]
         assert trajectory.version_spans[-1].policy_version == 5
     spans = [trajectory.version_spans[:2] for trajectory in trajectories]
-    assert any(
-        (first.policy_version, second.policy_version, first.stop) == (4, 5, second.start) for first, second in spans
-    )
+    assert any((one.policy_version, other.policy_version, one.stop) == (4, 5, other.start) for one, other in spans)
 
 
 def made_shops(module: str, monkeypatch: pytest.MonkeyPatch) -> list[ShopEnv]:
@@ -385,9 +370,8 @@ def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return ids(tokenizer, shops[-1].expert() + tokenizer.eos_token)
 
     config = load_config(None, [], presets=[str(tmp_path / "shop_agent.yaml")])
-    engine = engine_of(buys)
     env = make_any_env(config.env.name, config.env.options)
-    trajectory = asyncio.run(rollout_of(env, engine, tokenizer=tokenizer))
+    trajectory = asyncio.run(rollout_of(env, engine_of(buys), tokenizer=tokenizer))
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
 
 
@@ -409,9 +393,7 @@ def test_the_example_s_modules_are_sequences_of_one_policy_for_one_episode(monke
         record = EpisodeRecord(attempt=attempt)
         return asyncio.run(rollout_of(env, engine, record=record, tokenizer=TOKENIZER, allowance=allowance))
 
-    first = episode(0)
-    num_first = len(prompts)
-    second = episode(1)
+    first, num_first, second = episode(0), len(prompts), episode(1)
     for trajectory, num_calls in ((first, num_first), (second, len(prompts) - num_first)):
         check(trajectory, vocab_size=VOCABULARY)
         assert trajectory.success and len(trajectory.turns) == len(trajectory.branch_starts) == num_calls
@@ -420,11 +402,11 @@ def test_the_example_s_modules_are_sequences_of_one_policy_for_one_episode(monke
     assert not any(text in prompt for text in thoughts for prompt in prompts[num_first:])
 
 
-def test_a_folder_that_the_sandbox_cannot_show_is_refused(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_the_sandbox_cannot_show_is_refused(readable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    shown.chmod(0o700)
+    readable.chmod(0o700)
     with pytest.raises(ValueError, match="must be readable by every user"):
-        make_any_env("agent", {"agent": COMMAND, "folder": str(shown)})
+        make_any_env("agent", {"agent": COMMAND, "folder": str(readable)})
 
 
 def seen_tasks(options: dict[str, Any], split: str) -> set[str]:
@@ -448,8 +430,7 @@ def test_tasks_are_the_lines_of_a_file_or_have_seeds_and_the_splits_share_none(t
     [
         ({"agent": "tests.envhub.agents:nobody"}, "tests.envhub.agents has no nobody"),
         ({"agent": "tests.envhub.agents:NUMBER"}, "NUMBER must be a function, got int"),
-        ({"agent": "play.py"}, "must be module:function, or a command as a list of words"),
-        ({"agent": []}, "must be module:function, or a command as a list of words"),
+        *(({"agent": agent}, "must be module:function, or a command as a list of words") for agent in ("play.py", [])),
         ({"agent": ["a", 3]}, "must be a text or a list of texts"),
         ({"agent": ["a"], "folder": "/no/such"}, "must be a directory"),
         ({"agent": "tests.envhub.agents:chats", "folder": "/tmp"}, "for an agent that is a command"),

@@ -4,8 +4,7 @@ import asyncio
 import json
 import re
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +73,8 @@ def dbbench(folder: Path) -> Form:
         f"DELETE FROM {table} WHERE Team='Brown'",
     )
     asked = [(["Yale"], "other", '["Yale"]', '["Brown"]'), (["2.0"], "counting", "[2]", "[3]")]
-    asked += [
-        (["Brown", "Yale"], "ranking", '["Yale", "Brown"]', '["Yale"]'),
-        (["45"], "aggregation-AVG", "[45]", "[4]"),
-    ]
+    asked += [(["Brown", "Yale"], "ranking", '["Yale", "Brown"]', '["Yale"]')]
+    asked += [(["45"], "aggregation-AVG", "[45]", "[4]")]
     asked += [(["none"], "other", '["none"]', "[]"), (["50"], "aggregation-MAX", '["50"]', '["40"]')]
     changes = [(update, "UPDATE"), (insert, "INSERT"), (delete, "DELETE"), (insert, "INSERT")]
     lines = [line(f"Q{n}?", label, kind, ROWS) for n, (label, kind, *_) in enumerate(asked)]
@@ -98,14 +95,8 @@ def questions_of_sql(folder: Path, *, query: str) -> Form:
         connection.execute("CREATE TABLE sales (item TEXT, number INTEGER)")
         connection.executemany("INSERT INTO sales VALUES (?, ?)", [(f"item{n}", n) for n in NUMBERS])
     connection.close()
-    rows = [
-        {
-            "db_id": "shop",
-            "question": f"How many of item{n}?",
-            query: f"SELECT number FROM sales WHERE item = 'item{n}'",
-        }
-        for n in NUMBERS
-    ]
+    select = "SELECT number FROM sales WHERE item = 'item{}'"
+    rows = [{"db_id": "shop", "question": f"How many of item{n}?", query: select.format(n)} for n in NUMBERS]
     return Form(
         env="bird",
         options=both(folder / "dev.json", rows) | {"databases": str(folder / "databases")},
@@ -124,16 +115,13 @@ def spider(folder: Path) -> Form:
 
 def agentbench_os(folder: Path) -> Form:
     options = test_asset_os.written(folder)
-    rows = [
-        test_asset_os.WORD
-        | {"description": f"Word {n}?", "create": {"init": f"echo w{n} > /root/word"}, "evaluation": {"match": f"w{n}"}}
+    words = [
+        {"description": f"Word {n}?", "create": {"init": f"echo w{n} > /root/word"}, "evaluation": {"match": f"w{n}"}}
         for n in range(4)
     ]
-    rows += [
-        test_asset_os.asked(f"Files {n}?", f"mkdir /d && touch $(seq -f /d/%g {n})", "ls /d | wc -l")
-        for n in range(1, 4)
-    ]
-    rows += [test_asset_os.MODES | {"description": f"Modes {n}."} for n in range(3)]
+    files = [(f"Files {n}?", f"mkdir /d && touch $(seq -f /d/%g {n})", "ls /d | wc -l") for n in range(1, 4)]
+    modes = [test_asset_os.MODES | {"description": f"Modes {n}."} for n in range(3)]
+    rows = [*words, *(test_asset_os.asked(*each) for each in files), *modes]
     (folder / "data/5/new.json").write_text(json.dumps(rows))
     given = [*(f"w{n}" for n in range(4)), "1", "2", "3"]
     return Form(
@@ -228,15 +216,12 @@ def bfcl(folder: Path) -> Form:
 
 def recorded_calls(folder: Path) -> Form:
     """ToolBench's and tau-bench's kind: tools whose results were recorded, then an answer."""
+    calls = [[{"function": {"name": "weather", "arguments": json.dumps({"town": n})}}] for n in NUMBERS]
     rows = [
         {
             "messages": [
                 {"role": "user", "content": f"Weather of town {n}?"},
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "tool_calls": [{"function": {"name": "weather", "arguments": json.dumps({"town": n})}}],
-                },
+                {"role": "assistant", "content": None, "tool_calls": calls[n]},
                 {"role": "tool", "content": f"{n + 20} degrees"},
                 {"role": "assistant", "content": f"{n + 20}"},
             ],
@@ -260,14 +245,6 @@ FORMS: tuple[Callable[[Path], Form], ...] = (
 )
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Not in pytest's own folder, which the sandbox cannot read if these tests run as root."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        Path(scratch).chmod(0o755)
-        yield Path(scratch)
-
-
 async def score(env: Env, task: Task, actions: Actions) -> float:
     seen = await env.reset(task)
     try:
@@ -281,11 +258,10 @@ async def score(env: Env, task: Task, actions: Actions) -> float:
 
 
 @pytest.mark.parametrize(
-    "form",
-    [pytest.param(form, id=form.__name__, marks=[pytest.mark.long] * (form is swebench)) for form in FORMS],
+    "form", [pytest.param(form, id=form.__name__, marks=[pytest.mark.long] * (form is swebench)) for form in FORMS]
 )
-def test_ten_rows_are_scored_right_and_wrong(form: Callable[[Path], Form], folder: Path) -> None:
-    made, scores = form(folder), []
+def test_ten_rows_are_scored_right_and_wrong(form: Callable[[Path], Form], readable: Path) -> None:
+    made, scores = form(readable), []
     for index, (right, wrong) in enumerate(zip(made.right, made.wrong, strict=True)):
         env, task = make_env(made.env, made.options), Task(env=made.env, split="train", index=index)
         scores.append((asyncio.run(score(env, task, right)), asyncio.run(score(env, task, wrong))))

@@ -3,8 +3,6 @@
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,14 @@ from tests.envhub.isolation import sandboxed
 
 
 @pytest.fixture
-def base() -> Iterator[Path]:
-    """A folder that the sandbox can read also if these tests run as root."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        Path(scratch).chmod(0o755)
-        made = Path(scratch) / "base"
-        for name, content in (("a/x", "1\n"), ("a/y", "2\n"), ("a/b/z", "3\n"), ("top", "4\n"), ("c/only", "5\n")):
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_text(content)
-        (made / "a/link").symlink_to("x")
-        (made / "top").chmod(0o755)
-        yield made
+def base(readable: Path) -> Path:
+    made = readable / "base"
+    for name, content in (("a/x", "1\n"), ("a/y", "2\n"), ("a/b/z", "3\n"), ("top", "4\n"), ("c/only", "5\n")):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(content)
+    (made / "a/link").symlink_to("x")
+    (made / "top").chmod(0o755)
+    return made
 
 
 def run(command: str, base: Path, layer: Tree) -> Finished:
