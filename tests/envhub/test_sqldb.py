@@ -41,11 +41,8 @@ def test_a_change_returns_new_tables_and_keeps_the_old_ones() -> None:
     [
         # Files and settings.
         *("ATTACH DATABASE '/tmp/stolen.db' AS s", "VACUUM INTO '/tmp/stolen.db'", "PRAGMA writable_schema = ON"),
-        *(
-            "PRAGMA max_page_count = 1000000",
-            "SELECT * FROM pragma_database_list",
-            "SELECT load_extension('/tmp/x.so')",
-        ),
+        *("PRAGMA max_page_count = 1000000", "SELECT * FROM pragma_database_list"),
+        "SELECT load_extension('/tmp/x.so')",
         # The schema.
         *("CREATE TABLE mine(x)", "CREATE TEMP TABLE mine(x)", "DROP TABLE orders", "DELETE FROM sqlite_master"),
         *("CREATE TRIGGER t AFTER INSERT ON orders BEGIN SELECT 1; END", "ALTER TABLE orders RENAME TO o"),

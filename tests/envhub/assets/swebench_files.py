@@ -213,20 +213,18 @@ def test_twice():
 """,
     ),
 }
+
+
+def of_fruit(*names: str) -> list[str]:
+    return [f"test_{name} (fruit.tests.FruitTests)" for name in names]
+
+
 OWN_LISTS = {  # FAIL_TO_PASS, PASS_TO_PASS and those that never pass
     "django/django": (
+        [*of_fruit("heaviest", "both"), "The heavier of two, as a sentence."],
+        [*of_fruit("count", "of_a_result"), "Words of a test that is skipped too."],
         [
-            "test_heaviest (fruit.tests.FruitTests)",
-            "test_both (fruit.tests.FruitTests)",
-            "The heavier of two, as a sentence.",
-        ],
-        [
-            "test_count (fruit.tests.FruitTests)",
-            "test_of_a_result (fruit.tests.FruitTests)",
-            "Words of a test that is skipped too.",
-        ],
-        [
-            *(f"test_{name} (fruit.tests.FruitTests)" for name in ("skipped", "expected", "unexpected", "part")),
+            *of_fruit("skipped", "expected", "unexpected", "part"),
             "The same words.",
             "test_never (fruit.tests.NeverTests)",
         ],
@@ -278,19 +276,13 @@ def write_own(clones: Path, repo: str) -> dict[str, Any]:
     git(folder, "init", "-q", "--initial-branch=main")
     package = repo.partition("/")[0]
     path, tests = OWN_TESTS[repo]
+    scales = f"{package}/scales.py"
+    first = RUNNERS[repo] | {f"{package}/__init__.py": "", scales: COUNTING + WRONG, "tests/test_old.py": "old\n"}
     base, repair, new_tests = (
         _commit(folder, files, said)
         for files, said in (
-            (
-                RUNNERS[repo]
-                | {
-                    f"{package}/__init__.py": "",
-                    f"{package}/scales.py": COUNTING + WRONG,
-                    "tests/test_old.py": "old\n",
-                },
-                "base",
-            ),
-            ({f"{package}/scales.py": COUNTING + RIGHT}, "repair"),
+            (first, "base"),
+            ({scales: COUNTING + RIGHT}, "repair"),
             ({path: tests, "docs/fruit.txt": "text\n", "tests/test_old.py": None}, "tests"),
         )
     )

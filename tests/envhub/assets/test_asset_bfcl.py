@@ -47,9 +47,7 @@ def written(folder: Path, *asked: list[dict[str, Any]], functions: list[dict[str
 
 
 def said(*calls: tuple[str, dict[str, Any]]) -> str:
-    return "".join(
-        f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>\n" for name, given in calls
-    )
+    return "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': what})}</tool_call>\n" for name, what in calls)
 
 
 def scored(path: str, *replies: str) -> list[float]:

@@ -112,20 +112,17 @@ def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, st
     ("index", "actions", "score"),
     [
         (HIDDEN_AT, ["Act: answer(2)"], 1.0),
-        (HIDDEN_AT, ["Act: answer(3)"], 0.0),
-        (HIDDEN_AT, ["Act: answer(two)"], 0.0),
-        (HIDDEN_AT, ["Act: finish"], 0.0),
+        *((HIDDEN_AT, [f"Act: answer({wrong})"], 0.0) for wrong in ("3", "two")),
+        *((index, ["Act: finish"], 0.0) for index in (HIDDEN_AT, WORD_AT, COMMAND_AT)),
         (HIDDEN_AT, ["bash rm -r /usr/.a* /usr/.b*", "Act: answer(0)"], 0.0),  # the question stays what it was
         (USERS_AT, ["bash useradd eve", "Act: answer(20)"], 1.0),
         (WORD_AT, ["Act: answer( plum )"], 1.0),
         (WORD_AT, ["Act: answer(plums)"], 0.0),
-        (WORD_AT, ["Act: finish"], 0.0),
         (FRUIT_AT, ["Act: answer(guava)"], 1.0),
         (FRUIT_AT, ["Act: answer(a guava)"], 0.0),
         (MODES_AT, ["bash cat ~/notes/b; chmod 660 ~/notes/*", "Act: finish"], 1.0),
         (MODES_AT, ["bash chmod 660 ~/notes/a", "Act: finish"], 0.0),
         (COMMAND_AT, ["bash cd /usr/local/bin; echo 'echo $1$1' > twice; chmod +x twice", "Act: finish"], 1.0),
-        (COMMAND_AT, ["Act: finish"], 0.0),
         (COMMAND_AT, [OWN_PYTHON, "Act: finish"], 0.0),  # it is not the one that checks
     ],
 )
@@ -142,9 +139,8 @@ def test_a_command_is_roots_in_a_root_directory_on_what_the_last_one_left(option
         "bash seq 1000",
         "bash seq 1000; exit 137",
     ]
-    first, second, third, fourth, fifth = [
-        turn.messages[0].content for turn in acted("agentbench_os", options, WORD_AT, way)[1:]
-    ]
+    turns = acted("agentbench_os", options, WORD_AT, way)[1:]
+    first, second, third, fourth, fifth = (turn.messages[0].content for turn in turns)
     assert first == "The output of the OS:\n\nroot\n/\nplum\n"
     assert second.startswith("The output of the OS:\n\n/\nx\n") and "cannot access '/opt'" in second
     assert third == "The output of the OS is empty."
@@ -170,10 +166,7 @@ def test_what_a_sandbox_does_not_have_is_left_out_and_counted(tmp_path: Path, ca
     [
         ({**WORD, "create": {"init": "chmod 700 /usr/bin/find"}}, "init script failed here.*Read-only"),
         ({**WORD, "create": {"init": "date +%N > /root/x"}}, "left different files"),
-        (
-            {**MODES, "evaluation": {"check": "test -e ~/x", "example": "true"}},
-            "own example, .* does not pass its checks",
-        ),
+        ({**MODES, "evaluation": {"check": "test -e ~/x", "example": "true"}}, "own example, .* not pass its checks"),
         (asked("Now?", "true", "date +%N"), "its example printed"),
     ],
 )

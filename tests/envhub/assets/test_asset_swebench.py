@@ -66,10 +66,8 @@ def instance(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def options(folder: Path) -> dict[str, Any]:
-    return {
-        "train": str(folder / "train.jsonl"),
-        **{name: str(folder / name) for name in ("clones", "environments", "checkouts")},
-    }
+    made = {name: str(folder / name) for name in ("clones", "environments", "checkouts")}
+    return {"train": str(folder / "train.jsonl"), **made}
 
 
 def with_instances(options: dict[str, Any], name: str, *instances: dict[str, Any]) -> dict[str, Any]:
@@ -213,22 +211,17 @@ EARNS = {
     "the other half": ([REPAIRED], 0.0),
     "both": ([DECLARED, REPAIRED], 1.0),
     "both, and another test broken": ([DECLARED, REPAIRED, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
-    "both, committed, without tests": (
-        [DECLARED, REPAIRED, "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"],
-        1.0,
-    ),
-    "both, tests that lead away, and modules that hide others": (
-        [DECLARED, REPAIRED, f"bash rm -r tests; ln -s /tmp tests; {HIDE}"],
-        1.0,
-    ),
-    "both, a folder in the way, and a pytest that is configured to do nothing": (
-        [
-            DECLARED,
-            REPAIRED,
-            f"bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; {NO_RUN}",
-        ],
-        1.0,
-    ),
+    **{
+        f"both, {beside}": ([DECLARED, REPAIRED, f"bash {command}"], 1.0)
+        for beside, command in (
+            ("committed, without tests", "rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"),
+            ("tests that lead away, and modules that hide others", f"rm -r tests; ln -s /tmp tests; {HIDE}"),
+            (
+                "a folder in the way, and a pytest that is configured to do nothing",
+                f"rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; {NO_RUN}",
+            ),
+        )
+    },
 }
 
 
@@ -393,12 +386,9 @@ def test_a_conftest_that_people_change_may_be_changed(options: dict[str, Any], i
     """Where the repair itself is in one of the files that are otherwise put back."""
     patch = "diff --git a/setup.cfg b/setup.cfg\n--- a/setup.cfg\n+++ b/setup.cfg\n@@ -1,2 +1,2 @@\n [tool:pytest]\n"
     patch += "-addopts = -ra\n+addopts = -ra --strict-markers\n"
-    chosen = with_instances(
-        options, "setup.jsonl", instance | {"instance_id": "acme__fruit-8", "patch": instance["patch"] + patch}
-    )
-    shutil.copytree(
-        Path(options["environments"]) / ID, Path(options["environments"]) / "acme__fruit-1.2", symlinks=True
-    )
+    changed = instance | {"instance_id": "acme__fruit-8", "patch": instance["patch"] + patch}
+    chosen, environments = with_instances(options, "setup.jsonl", changed), Path(options["environments"])
+    shutil.copytree(environments / ID, environments / "acme__fruit-1.2", symlinks=True)
     broken = "bash printf '[tool:pytest]\\naddopts = --collect-only\\n' > setup.cfg"
     assert played(chosen, [DECLARED, REPAIRED, broken, "submit"])[-1].score == 0.0
 
@@ -416,17 +406,10 @@ def test_what_installing_left_is_there(options: dict[str, Any], instance: dict[s
 def test_an_instance_that_its_own_patch_does_not_resolve_here_is_an_environment_failure(
     options: dict[str, Any], instance: dict[str, Any], folder: Path
 ) -> None:
+    gone = {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]}
     for number, change, why in (
-        (
-            20,
-            {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]},
-            r"acme__fruit-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;",
-        ),
-        (
-            21,
-            {},
-            "with its own patch 4 of its 4 tests do not pass in .*the runner's output: .*No module named 'pytest'",
-        ),
+        (20, gone, r"-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;"),
+        (21, {}, "with its own patch 4 of its 4 tests do not pass .*the runner's output: .*No module named 'pytest'"),
         (22, {"base_commit": "0" * 40}, "lacks the commit 0000000.*; run git fetch --all in it"),
         (23, {"test_patch": instance["patch"].replace("min", "mean")}, "apply .* failed, exit code 1: .*scales.py"),
     ):

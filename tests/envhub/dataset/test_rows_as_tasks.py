@@ -22,9 +22,7 @@ from slipstream.tools.run.collect_options import CollectOptions
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 
 NUM_ROWS = 200
-ROWS = [
-    {"prompt": f"What is {number} + 1?", "answer": number + 1, "hint": {"of": number}} for number in range(NUM_ROWS)
-]
+ROWS = [{"prompt": f"What is {n} + 1?", "answer": n + 1, "hint": {"of": n}} for n in range(NUM_ROWS)]
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -110,9 +108,8 @@ def test_prompts_without_room_for_a_reply_are_counted_at_the_start(tmp_path: Pat
     rows = [*ROWS, *({"prompt": "word " * length, "answer": 1} for length in (300, 400, 500))]
     path = written(tmp_path / "rows.jsonl", rows)
     tokenizer = byte_tokenizer(CHATML)
-    with pytest.raises(
-        ConfigError, match=r"got 1024: 3 of 203 rows have as many or more, such as task dataset/.* with 15"
-    ):
+    complaint = r"got 1024: 3 of 203 rows have as many or more, such as task dataset/.* with 15"
+    with pytest.raises(ConfigError, match=complaint):
         check_template(config_of("dataset", path, "model.max_tokens=1024"), tokenizer)
     check_template(config_of("dataset", path, "model.max_tokens=2800", "learner.micro_batch_tokens=2800"), tokenizer)
 

@@ -82,10 +82,7 @@ def test_malformed_lists_and_advice_are_failures(host: EnvHost) -> None:
 
 @pytest.mark.parametrize(
     ("action", "complaint"),
-    [
-        ("crash", "its process ended with -6"),
-        ("hang", "its process did not answer for 9 s, and could not be interrupted"),
-    ],
+    [("crash", "its process ended with -6"), ("hang", "did not answer for 9 s, and could not be interrupted")],
 )
 async def test_a_worker_that_crashes_or_hangs_costs_only_its_episodes(
     host: EnvHost, action: str, complaint: str

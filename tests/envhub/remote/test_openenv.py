@@ -79,9 +79,7 @@ async def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(st
         ({"action_field": "message"}, "4", r'Invalid message \[\{"type": "missing", "loc": \["words"'),
     ],
 )
-async def test_what_goes_wrong_is_an_env_failure(
-    stub: str, options: dict[str, str], action: str, complaint: str
-) -> None:
+async def test_what_goes_wrong_is_an_env_failure(stub: str, options: Any, action: str, complaint: str) -> None:
     env = counting(stub, **options)
     await env.reset(TASK)
     with pytest.raises(EnvError, match=complaint):

@@ -31,9 +31,7 @@ def group_judge(url: str, **settings: Any) -> GroupJudge:
 
 def shown(*replies: str, **columns: Any) -> list[Shown]:
     prompt = [{"role": "system", "content": "Play."}, {"role": "user", "content": "say"}]
-    return [
-        Shown(conversation=[*prompt, {"role": "assistant", "content": reply}], columns=columns) for reply in replies
-    ]
+    return [Shown(conversation=[*prompt, {"role": "assistant", "content": said}], columns=columns) for said in replies]
 
 
 def compared(judge: GroupJudge, members: list[Shown]) -> list[float]:
@@ -103,9 +101,8 @@ def test_what_an_actor_stores_is_what_a_judge_reads() -> None:
 
 
 def test_a_comparison_adds_nothing_while_the_episode_is_scored_alone() -> None:
-    assert reward_of(
-        {"better": UNREACHABLE | {"compare": "listwise"}, "format": {}}, episode_of(turn_of("hello"))
-    ).values == {"format": 1.0}
+    rewards = {"better": UNREACHABLE | {"compare": "listwise"}, "format": {}}
+    assert reward_of(rewards, episode_of(turn_of("hello"))).values == {"format": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -258,10 +258,7 @@ def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.Mon
     settings = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
     for named, complaint in (
         ({"key_env": "JUDGE_KEY"}, r"`env\.rewards\.judge`: key_env names the environment variable JUDGE_KEY, which"),
-        (
-            {"key_env": "BLANK_KEY"},
-            r"`env\.rewards\.judge`: BLANK_KEY must contain printable ASCII .* got 0 characters",
-        ),
+        ({"key_env": "BLANK_KEY"}, r"`env\.rewards\.judge`: BLANK_KEY must contain printable ASCII .* got 0 char"),
         ({"key_file": "/no/such/key"}, r"`env\.rewards\.judge`: `key_file` /no/such/key cannot be read"),
         ({"key_file": str(two)}, "two must contain printable ASCII without spaces, got 7 characters"),
     ):

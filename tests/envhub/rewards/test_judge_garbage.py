@@ -27,10 +27,7 @@ from tests.envhub.rewards.test_rewards import episode_of, turn_of
 
 TOKENIZER = byte_tokenizer(CHATML)
 # How it compares: a good answer, and the marks that this gives.
-COMPARE = {
-    "episode": ('{"clear": 7}', [0.7]),
-    "listwise": ('{"1": {"clear": 7}, "2": {"clear": 7}}', [0.7, 0.7]),
-}
+COMPARE = {"episode": ('{"clear": 7}', [0.7]), "listwise": ('{"1": {"clear": 7}, "2": {"clear": 7}}', [0.7, 0.7])}
 
 Garbage = Callable[[str], str]
 MALFORMED: dict[str, Garbage] = {
@@ -93,8 +90,8 @@ class Answers:
 
 
 @pytest.fixture(scope="module")
-def answers() -> Iterator[Answers]:
-    yield Answers()
+def answers() -> Answers:
+    return Answers()
 
 
 @pytest.fixture(scope="module")

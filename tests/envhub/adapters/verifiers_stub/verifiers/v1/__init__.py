@@ -237,7 +237,4 @@ class Player:
         return await asyncio.to_thread(call)
 
 
-CHANGES = {
-    "hot": {"sampling": {"temperature": 0.3}},
-    "strange_token": {"body": {"token_ids": [100]}},
-}
+CHANGES = {"hot": {"sampling": {"temperature": 0.3}}, "strange_token": {"body": {"token_ids": [100]}}}
