@@ -22,8 +22,15 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
-OPTIONS, SAMPLES = {"train": ["browsergym/miniwob.enter-text"]}, ("noop(1)", "clear('14')")
-CASE = Case("browsergym", max_turns=20, noisy_success=0, share=0.01, max_walk=2, options=OPTIONS, samples=SAMPLES)
+CASE = Case(
+    name="browsergym",
+    max_turns=20,
+    noisy_success=0,
+    share=0.01,
+    max_walk=2,
+    options={"train": ["browsergym/miniwob.enter-text"]},
+    samples=("noop(1)", "clear('14')"),
+)
 
 
 def task(index: int = 0, split: str = "train") -> Task:

@@ -15,7 +15,6 @@ from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case, said
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 
-YEAR = "computer.computer.year"
 NS = "http://rdf.freebase.com/ns/"
 TRIPLES = [
     ("m.apple", "computer.maker.makes", "m.mac1"),
@@ -26,36 +25,60 @@ TRIPLES = [
     ("m.68040", "computer.processor.used_in", "m.next"),
     ("m.mac2", "computer.computer.designer", "m.ann"),
     ("m.mac3", "computer.computer.designer", "m.bob"),
-    ("m.mac1", YEAR, 1984),
-    ("m.mac2", YEAR, 1990),
-    ("m.mac3", YEAR, 1993),
+    ("m.mac1", "computer.computer.year", 1984),
+    ("m.mac2", "computer.computer.year", 1990),
+    ("m.mac3", "computer.computer.year", 1993),
     ("m.apple", "type.object.secret", "m.not_in_the_ontology"),
 ]
-MAKES, USED_IN = "get_neighbors(m.apple,computer.maker.makes)", "get_neighbors(m.68040,computer.processor.used_in)"
-BOTH = {"mac": "m.apple", "Motorola 68040": "m.68040"}
-ANN, BOB = ({"answer_type": "Entity", "answer_argument": f"m.{n.lower()}", "entity_name": n} for n in ("Ann", "Bob"))
 QUESTIONS: list[dict[str, Any]] = [  # as in std.json
-    {"question": text, "qid": f"{number}_grailqa", "source": "grailqa", "entities": entities, "s_expression": form}
-    | {"actions": actions, "answer": answer}
-    for number, text, entities, form, actions, answer in (
-        (
-            *(1, "how many mac models used motorola 68040 processors?", BOTH, "(COUNT ...)"),
-            ["get_relations(m.apple)", MAKES, "get_relations(m.68040)", USED_IN, "intersection(#0,#1)", "count(#2)"],
-            [{"answer_type": "Value", "answer_argument": "2"}],
-        ),
-        (
-            *(2, "who designed them?", BOTH, "(AND ...)"),
-            [MAKES, USED_IN, "intersection(#0,#1)", "get_neighbors(#2,computer.computer.designer)"],
-            [ANN, BOB],
-        ),
-        (
-            *(3, "who designed the latest?", {"mac": "m.apple"}, "(ARGMAX ...)"),
-            [MAKES, "get_attributes(#0)", f"argmax(#0,{YEAR})", "get_neighbors(#1,computer.computer.designer)"],
-            [BOB],
-        ),
-    )
+    {
+        "question": "how many mac models used motorola 68040 processors?",
+        "qid": "1_grailqa",
+        "source": "grailqa",
+        "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"},
+        "s_expression": "(COUNT ...)",
+        "actions": [
+            "get_relations(m.apple)",
+            "get_neighbors(m.apple,computer.maker.makes)",
+            "get_relations(m.68040)",
+            "get_neighbors(m.68040,computer.processor.used_in)",
+            "intersection(#0,#1)",
+            "count(#2)",
+        ],
+        "answer": [{"answer_type": "Value", "answer_argument": "2"}],
+    },
+    {
+        "question": "who designed them?",
+        "qid": "2_grailqa",
+        "source": "grailqa",
+        "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"},
+        "s_expression": "(AND ...)",
+        "actions": [
+            "get_neighbors(m.apple,computer.maker.makes)",
+            "get_neighbors(m.68040,computer.processor.used_in)",
+            "intersection(#0,#1)",
+            "get_neighbors(#2,computer.computer.designer)",
+        ],
+        "answer": [
+            {"answer_type": "Entity", "answer_argument": "m.ann", "entity_name": "Ann"},
+            {"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"},
+        ],
+    },
+    {
+        "question": "who designed the latest?",
+        "qid": "3_grailqa",
+        "source": "grailqa",
+        "entities": {"mac": "m.apple"},
+        "s_expression": "(ARGMAX ...)",
+        "actions": [
+            "get_neighbors(m.apple,computer.maker.makes)",
+            "get_attributes(#0)",
+            "argmax(#0,computer.computer.year)",
+            "get_neighbors(#1,computer.computer.designer)",
+        ],
+        "answer": [{"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"}],
+    },
 ]
-MADE = "get_neighbors(m.apple, computer.maker.makes)"  # as a policy may write it
 CHECKS = [*USUAL, contract.test_the_expert_solves_its_tasks]
 
 
@@ -79,7 +102,7 @@ def options(sparql_url: str, tmp_path: Path) -> dict[str, str]:
     path = tmp_path / "std.json"
     path.write_text(json.dumps(QUESTIONS))
     relations = ["computer.maker.makes", "computer.processor.used_in", "computer.computer.designer"]
-    vocabulary = {"relations": relations, "attributes": [YEAR], "classes": []}
+    vocabulary = {"relations": relations, "attributes": ["computer.computer.year"], "classes": []}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "fb_roles").write_text(
         "computer.maker computer.maker.makes computer.computer\n"
@@ -91,30 +114,53 @@ def options(sparql_url: str, tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_agentbench_kg_keeps_the_contract(check: Callable[..., None], options: dict[str, str]) -> None:
-    samples = ("get_relations(m.apple)",)
-    keeps(check, Case("agentbench_kg", max_turns=10, noisy_success=0, options=options, share=0.03, samples=samples))
+    case = Case(
+        name="agentbench_kg",
+        max_turns=10,
+        noisy_success=0,
+        options=options,
+        share=0.03,
+        samples=("get_relations(m.apple)",),
+    )
+    keeps(check, case)
 
 
 def test_tools_tell_kinds_and_what_agentbench_lets_be_used(options: dict[str, str]) -> None:
-    ways = (
-        ("get_relations(m.apple)", "computer.maker.makes"),
-        (MADE, "#0 computer.computer"),
-        ("get_attributes(#0)", YEAR),
-        (f"argmin(#0, {YEAR})", "#1 computer.computer"),
-        ("get_relations(#1)", "none"),
-        ("count(#0)", "#2 type.int"),
-        (MADE, "#0 computer.computer"),
+    opening, *observations = acted(
+        "agentbench_kg",
+        options,
+        2,
+        [
+            "get_relations(m.apple)",
+            "get_neighbors(m.apple, computer.maker.makes)",
+            "get_attributes(#0)",
+            "argmin(#0, computer.computer.year)",
+            "get_relations(#1)",
+            "count(#0)",
+            "get_neighbors(m.apple, computer.maker.makes)",
+        ],
     )
-    opening, *observations = acted("agentbench_kg", options, 2, [action for action, _ in ways])
     assert said(opening) == "who designed the latest?\nEntities: mac: m.apple"
-    assert list(map(said, observations)) == [answer for _, answer in ways]
+    assert list(map(said, observations)) == [
+        "computer.maker.makes",
+        "#0 computer.computer",
+        "computer.computer.year",
+        "#1 computer.computer",
+        "none",
+        "#2 type.int",
+        "#0 computer.computer",
+    ]
 
 
 def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
     ways = {
-        (MADE, "get_neighbors(#0, computer.computer.designer)"): 1.0,
-        (MADE, f"argmax(#0, {YEAR})", "get_neighbors(#1, computer.computer.designer)"): 2 / 3,
-        (MADE,): 0.0,
+        ("get_neighbors(m.apple, computer.maker.makes)", "get_neighbors(#0, computer.computer.designer)"): 1.0,
+        (
+            "get_neighbors(m.apple, computer.maker.makes)",
+            "argmax(#0, computer.computer.year)",
+            "get_neighbors(#1, computer.computer.designer)",
+        ): 2 / 3,
+        ("get_neighbors(m.apple, computer.maker.makes)",): 0.0,
     }
     for way, score in ways.items():
         end = acted("agentbench_kg", options, 1, [*way, f"answer(#{len(way) - 1})"])[-1]
@@ -126,20 +172,30 @@ def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        *("get_neighbors(m.apple, type.object.secret)", "get_neighbors(m.nothing, computer.maker.makes)"),
-        *("count(m.apple)", "intersection(#0, #9)", "intersection(#0, #1)", "get_relations(m.x } UNION { ?x ?r ?o)"),
-        *("answer(m.apple)", "get_relations(http://example.com)", "argmax(#0, computer.maker.makes)"),
-        *("get_relations(#1)", "count(#1)", "answer(#-1)"),
+        "get_neighbors(m.apple, type.object.secret)",
+        "get_neighbors(m.nothing, computer.maker.makes)",
+        "count(m.apple)",
+        "intersection(#0, #9)",
+        "intersection(#0, #1)",
+        "get_relations(m.x } UNION { ?x ?r ?o)",
+        "answer(m.apple)",
+        "get_relations(http://example.com)",
+        "argmax(#0, computer.maker.makes)",
+        "get_relations(#1)",
+        "count(#1)",
+        "answer(#-1)",
     ],
 )
 def test_what_makes_no_sense_is_refused_or_gives_nothing(options: dict[str, str], action: str) -> None:
-    observation = acted("agentbench_kg", options, 0, [MADE, "count(#0)", action])[-1]
+    observation = acted(
+        "agentbench_kg", options, 0, ["get_neighbors(m.apple, computer.maker.makes)", "count(#0)", action]
+    )[-1]
     assert not observation.done
     assert not observation.valid_action or said(observation) == "nothing"
 
 
 def test_a_program_does_not_grow_without_end(options: dict[str, str]) -> None:
-    grown = [MADE, "get_neighbors(m.68040, computer.processor.used_in)"]
+    grown = ["get_neighbors(m.apple, computer.maker.makes)", "get_neighbors(m.68040, computer.processor.used_in)"]
     grown += [f"intersection(#{number}, #{number + 1})" for number in range(12)]
     observations = acted("agentbench_kg", options, 0, grown)[1:]
     assert [o.valid_action for o in observations].index(False) == 8  # by then a program would have 109 calls

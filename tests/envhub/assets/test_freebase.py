@@ -12,14 +12,14 @@ from slipstream.envhub.env import EnvError
 from tests import http_stand_in
 from tests.http_stand_in import HttpStandIn, Reply
 
-MODELS = "ns:computer.computer.includes_models"
-MACS = Variable(tool="get_neighbors", arguments=("m.0zd6", MODELS[3:]), kind="computer.computer")
+MACS = Variable(
+    tool="get_neighbors", arguments=("m.0zd6", "computer.computer.includes_models"), kind="computer.computer"
+)
 DESIGNERS = Variable(tool="get_neighbors", arguments=("#0", "computer.computer.designer"), kind="people.person")
 BOTH = Variable(tool="intersection", arguments=("#0", "#1"), kind="people.person")
 LATEST = Variable(tool="argmax", arguments=("#2", "people.person.born"), kind="people.person")
 NUMBER = Variable(tool="count", arguments=("#2",), kind="type.int")
 FOUND = (MACS, DESIGNERS, BOTH, LATEST, NUMBER)
-OF_BOTH = f"ns:m.0zd6 {MODELS} ?x . ns:m.0zd6 {MODELS} ?xbs . ?xbs ns:computer.computer.designer ?x ."
 
 
 class Asked(HttpStandIn):
@@ -49,19 +49,29 @@ def asked() -> Iterator[Asked]:
     ("name", "query"),
     [
         ("m.0zd6", "SELECT DISTINCT ?x WHERE { VALUES ?x { ns:m.0zd6 } } LIMIT 20000"),
-        ("#0", f"SELECT DISTINCT ?x WHERE {{ ns:m.0zd6 {MODELS} ?x . }} LIMIT 20000"),
+        ("#0", "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . } LIMIT 20000"),
         (
             "#1",
-            f"SELECT DISTINCT ?x WHERE {{ ns:m.0zd6 {MODELS} ?xs . "
+            "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?xs . "
             "?xs ns:computer.computer.designer ?x . } LIMIT 20000",
         ),
-        ("#2", f"SELECT DISTINCT ?x WHERE {{ {OF_BOTH} }} LIMIT 20000"),
+        (
+            "#2",
+            "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
+            "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . } "
+            "LIMIT 20000",
+        ),
         (
             "#3",
-            f"SELECT DISTINCT ?x WHERE {{ {{ SELECT ?x WHERE {{ {OF_BOTH} ?x ns:people.person.born ?xn . }} "
-            "ORDER BY DESC(?xn) LIMIT 1 } } LIMIT 20000",
+            "SELECT DISTINCT ?x WHERE { { SELECT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
+            "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . "
+            "?x ns:people.person.born ?xn . } ORDER BY DESC(?xn) LIMIT 1 } } LIMIT 20000",
         ),
-        ("#4", f"SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE {{ {OF_BOTH} }}"),
+        (
+            "#4",
+            "SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
+            "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . }",
+        ),
     ],
 )
 def test_a_variable_is_queried_by_its_whole_program(asked: Asked, name: str, query: str) -> None:
