@@ -8,8 +8,8 @@ from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.lead.report import _add_choices
-from slipstream.replay.records.ticket import Group, Lease
-from tests.replay.records.attempts import attempt_at, ticket
+from slipstream.replay.records.ticket import Group
+from tests.replay.records.attempts import attempt_at, lease_of, ticket
 
 
 def reported(*groups: list[Trajectory]) -> dict[str, float]:
@@ -21,8 +21,7 @@ def reported(*groups: list[Trajectory]) -> dict[str, float]:
 
 def in_states(*states: str) -> Trajectory:
     """A turn in each; the report does not look at where they are."""
-    lease = Lease(ticket=ticket(0), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
-    whole = attempt_at(lease, 0, run_id="run")
+    whole = attempt_at(lease_of(ticket(0)), 0, run_id="run")
     turns = [msgspec.structs.replace(whole.turns[0], state_key=state) for state in states]
     return msgspec.structs.replace(whole, turns=turns)
 

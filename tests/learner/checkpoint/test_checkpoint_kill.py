@@ -29,7 +29,7 @@ from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.processes import DEADLINE_S, MARK, Process, customized, marked
-from tests.replay.records.attempts import attempt_at, ticket
+from tests.replay.records.attempts import attempt_at, lease_of, ticket
 
 RUN = "original"
 NUM_STEPS = 20
@@ -80,8 +80,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def a_group(group_id: int) -> Group:
     """Four attempts of unlike lengths and returns, each with tokens of its own."""
     owned = ticket(group_id, num_members=4)
-    lease = Lease(ticket=owned, fence=1, missing=dict.fromkeys(range(4), 0), partials={}, ttl_s=1.0)
-    return Group(ticket=owned, num_uses=1, trajectories=[an_attempt(lease, member) for member in range(4)])
+    return Group(ticket=owned, num_uses=1, trajectories=[an_attempt(lease_of(owned), member) for member in range(4)])
 
 
 def an_attempt(lease: Lease, member: int) -> Trajectory:

@@ -24,9 +24,9 @@ from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.replay.fleet.fleet import Member
 from slipstream.replay.records.ledger import Ledger, ledger_of
-from slipstream.replay.records.ticket import Group, Lease
+from slipstream.replay.records.ticket import Group
 from tests.replay.buffer.every_verb import MEMBER
-from tests.replay.records.attempts import attempt_at, ticket
+from tests.replay.records.attempts import attempt_at, lease_of, ticket
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}  # else None
@@ -44,12 +44,9 @@ UNKNOWN = Flops(per_token=1.0, per_pair=1.0, peak=None)
 
 def made(member: int, *, rewards: dict[str, float], versions: tuple[int, int] = (7, 7), **changes: Any) -> Trajectory:
     """Two prompt tokens and two sampled ones, the second by the second of `versions`."""
-    lease = Lease(ticket=ticket(0), fence=1, missing={member: 0}, partials={}, ttl_s=1.0)
-    attempt = attempt_at(lease, member, run_id="run")
+    attempt = attempt_at(lease_of(ticket(0, num_members=3)), member, run_id="run")
     turn = msgspec.structs.replace(attempt.turns[0], rewards=rewards)
-    spans = [
-        VersionSpan(start=2 + place, stop=3 + place, policy_version=version) for place, version in enumerate(versions)
-    ]
+    spans = [VersionSpan(start=place, stop=place + 1, policy_version=each) for place, each in enumerate(versions, 2)]
     return msgspec.structs.replace(attempt, turns=[turn], version_spans=spans, **changes)
 
 

@@ -8,8 +8,8 @@ import pytest
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.supply.curriculum import FEWEST, WINDOW, Curriculum
-from slipstream.replay.records.ticket import Group, Lease
-from tests.replay.records.attempts import attempt_at, earning, ticket
+from slipstream.replay.records.ticket import Group
+from tests.replay.records.attempts import group_earning, ticket
 
 PARTS = {"craft": MixtureEntry(weight=3), "easy": MixtureEntry(name="grid", options={"game": "bandit"})}
 
@@ -27,9 +27,7 @@ def played(label: str, *, success: bool, fork: bool | None = None) -> Group:
     """A finished group of one episode, and of a `fork` of other success."""
     results = [success] if fork is None else [success, fork]
     asked = ticket(0, num_members=len(results), num_trees=len(results) - 1, env=label)
-    lease = Lease(ticket=asked, fence=1, missing={0: 0, 1: 0}, partials={}, ttl_s=60)
-    episodes = [earning(attempt_at(lease, each, run_id="r"), float(result)) for each, result in enumerate(results)]
-    return Group(ticket=asked, num_uses=1, trajectories=episodes)
+    return group_earning(*map(float, results), asked=asked)
 
 
 def test_one_environment_is_a_mixture_of_itself() -> None:

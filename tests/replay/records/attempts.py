@@ -37,13 +37,7 @@ class Views:
     """The buffer of one stream as its learner, an actor, a judge and people use it, for tests of all of them."""
 
     def __init__(
-        self,
-        client: redis.Redis,
-        run_id: str,
-        replay: ReplayConfig,
-        *,
-        vocab_size: int,
-        stream: str = "train",
+        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, stream: str = "train"
     ) -> None:
         self.client, self.run_id = client, run_id
         self.base = key(run_id, stream)
@@ -213,12 +207,15 @@ def earning(attempt: Trajectory, reward: float) -> Trajectory:
     return msgspec.structs.replace(attempt, turns=[earned], success=reward == 1.0)
 
 
-def group_earning(*rewards: float) -> Group:
+def lease_of(asked: Ticket) -> Lease:
+    """A lease of all members, outside of any buffer."""
+    return Lease(ticket=asked, fence=1, missing=dict.fromkeys(range(asked.num_members), 0), partials={}, ttl_s=1.0)
+
+
+def group_earning(*rewards: float, asked: Ticket | None = None) -> Group:
     """A claimed group whose members earned `rewards`."""
-    asked = ticket(0, num_members=len(rewards))
-    lease = Lease(
-        ticket=asked, fence=1, missing=dict.fromkeys(range(len(rewards)), 0), partials={}, ttl_s=1.0, num_queued=0
-    )
+    asked = asked or ticket(0, num_members=len(rewards))
+    lease = lease_of(asked)
     members = [earning(attempt_at(lease, member, run_id="r"), reward) for member, reward in enumerate(rewards)]
     return Group(ticket=asked, num_uses=1, trajectories=members)
 

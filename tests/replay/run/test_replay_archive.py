@@ -13,10 +13,10 @@ from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.versions import Resumption
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.records.ticket import Group, Lease
+from slipstream.replay.records.ticket import Group
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter, _with_hash
 from tests.full_disk import largest_file
-from tests.replay.records.attempts import SAMPLING, attempt_at, ticket
+from tests.replay.records.attempts import SAMPLING, attempt_at, lease_of, ticket
 
 RUN = "run"
 CONDITIONS = {"optim.lr": "0.001", "threads of a rank": "1"}
@@ -25,8 +25,7 @@ LIMITS = {"vocab_size": 100, "max_group_bytes": 1 << 20}
 
 def group(group_id: int, *, num_members: int = 2, run_id: str = RUN) -> Group:
     owned = ticket(group_id, num_members=num_members)
-    lease = Lease(ticket=owned, fence=1, missing=dict.fromkeys(range(num_members), 0), partials={}, ttl_s=1.0)
-    members = [attempt_at(lease, member, run_id=run_id) for member in range(num_members)]
+    members = [attempt_at(lease_of(owned), member, run_id=run_id) for member in range(num_members)]
     return Group(ticket=owned, num_uses=1, trajectories=members)
 
 
