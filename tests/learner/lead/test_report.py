@@ -42,12 +42,12 @@ TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
 UNKNOWN = Flops(per_token=1.0, per_pair=1.0, peak=None)
 
 
-def made(member: int, *, rewards: dict[str, float], versions: tuple[int, int] = (7, 7), **changes: Any) -> Trajectory:
+def made(member: int, *, versions: tuple[int, int] = (7, 7), **rewards: float) -> Trajectory:
     """Two prompt tokens and two sampled ones, the second by the second of `versions`."""
     attempt = attempt_at(lease_of(ticket(0, num_members=3)), member, run_id="run")
     turn = msgspec.structs.replace(attempt.turns[0], rewards=rewards)
     spans = [VersionSpan(start=place, stop=place + 1, policy_version=each) for place, each in enumerate(versions, 2)]
-    return msgspec.structs.replace(attempt, turns=[turn], version_spans=spans, **changes)
+    return msgspec.structs.replace(attempt, turns=[turn], version_spans=spans)
 
 
 def batch_of(*trajectories: Trajectory, num_uses: int = 1) -> Batch:
@@ -56,41 +56,35 @@ def batch_of(*trajectories: Trajectory, num_uses: int = 1) -> Batch:
 
 
 def report(batch: Batch, *, flops: Flops = UNKNOWN, tally: Tally | None = None) -> Metrics:
-    return step_metrics(
-        batch, STEP, before=BEFORE, times_s=TIMES_S, flops=flops, tally=Tally() if tally is None else tally
-    )
+    return step_metrics(batch, STEP, before=BEFORE, times_s=TIMES_S, flops=flops, tally=tally or Tally())
 
 
 def test_rewards_are_means_over_trajectories_by_component_too() -> None:
-    means = report(batch_of(made(0, rewards={"task": 1.0, "style": 0.5}), made(1, rewards={"task": 0.5}))).means()
+    means = report(batch_of(made(0, task=1.0, style=0.5), made(1, task=0.5))).means()
     assert means["trained/reward"] == 1.0
     assert (means["trained/reward_of_task"], means["trained/reward_of_style"]) == (0.75, 0.25)
     assert "trained/success_in_shop" not in means
 
 
 def test_a_part_of_the_reward_is_recorded_over_the_episodes_to_which_it_applied() -> None:
-    judged = made(0, rewards={"task": 1.0}, part_values={"clear": 0.5, "long": 2.0}, scoring_s=3.0)
-    means = report(batch_of(judged, made(1, rewards={"task": 1.0}, part_values={"long": 0.0}, scoring_s=1.0))).means()
+    judged = msgspec.structs.replace(made(0, task=1.0), part_values={"clear": 0.5, "long": 2.0}, scoring_s=3.0)
+    other = msgspec.structs.replace(made(1, task=1.0), part_values={"long": 0.0}, scoring_s=1.0)
+    means = report(batch_of(judged, other)).means()
     assert (means["trained/value_of_clear"], means["trained/value_of_long"]) == (0.5, 1.0)
     assert means["trained/scoring_s"] == 2.0
 
 
 def test_success_is_recorded_for_each_environment_of_a_mixture() -> None:
-    other = made(1, rewards={"task": 0.0}, task=Task(env="household", split="train", index=0), success=False)
-    means = report(batch_of(made(0, rewards={"task": 1.0}), other)).means()
+    household = Task(env="household", split="train", index=0)
+    other = msgspec.structs.replace(made(1, task=0.0), task=household, success=False)
+    means = report(batch_of(made(0, task=1.0), other)).means()
     assert (means["trained/success_in_shop"], means["trained/success_in_household"]) == (1.0, 0.0)
 
 
 def test_lag_is_recorded_of_the_oldest_and_the_newest_token_and_reward_by_the_oldest() -> None:
     tally = Tally()
-    metrics = report(
-        batch_of(
-            made(0, rewards={"task": 1.0}),
-            made(1, rewards={"task": 0.5}, versions=(3, 6)),
-            made(2, rewards={"task": 0.0}, versions=(4, 7)),
-        ),
-        tally=tally,
-    )
+    batch = batch_of(made(0, task=1.0), made(1, task=0.5, versions=(3, 6)), made(2, task=0.0, versions=(4, 7)))
+    metrics = report(batch, tally=tally)
     means = metrics.means()
     assert (means["lag/mean"], means["lag/max"], means["lag/newest_mean"]) == (pytest.approx(7 / 3), 4, 1 / 3)
     assert metrics.histograms == {
@@ -109,14 +103,14 @@ def test_lag_is_recorded_of_the_oldest_and_the_newest_token_and_reward_by_the_ol
 def test_what_a_resumed_learner_skipped_is_no_lag() -> None:
     """Versions 3 to 6 were lost: 7 has the weights of 2, one step after 1."""
     before = msgspec.structs.replace(BEFORE, policy_version=2).resumed_as(7)
-    batch = batch_of(made(0, rewards={"task": 1.0}, versions=(1, 2)))
+    batch = batch_of(made(0, task=1.0, versions=(1, 2)))
     tally = Tally()
     means = step_metrics(batch, STEP, before=before, times_s=TIMES_S, flops=UNKNOWN, tally=tally).means()
     assert (means["lag/max"], means["lag/newest_mean"], tally.lag) == (1, 0, {"1": 1})
 
 
 def test_each_bucket_of_token_lag_has_metrics_and_only_those_with_tokens() -> None:
-    means = report(batch_of(made(0, rewards={"task": 1.0}))).means()
+    means = report(batch_of(made(0, task=1.0))).means()
     assert [name for name in means if name.startswith("lag/tokens_at")] == ["lag/tokens_at_5_8"]
     assert means["lag/tokens_at_5_8"] == 0.25
     assert means["mismatch/ratio_mean_at_lag_5_8"] == 1.5
@@ -126,7 +120,7 @@ def test_each_bucket_of_token_lag_has_metrics_and_only_those_with_tokens() -> No
 
 def test_the_parts_of_the_time_are_its_whole() -> None:
     tally = Tally()
-    means = report(batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0})), tally=tally).means()
+    means = report(batch_of(made(0, task=1.0), made(1, task=0.0)), tally=tally).means()
     assert means["perf/step_s"] == 4.0 == sum(means[f"time/{part}_s"] for part in TIMES_S)
     assert (means["perf/learner_busy"], means["perf/trained_tokens_per_s"]) == (0.25, 2.0)
     assert (tally.seconds, tally.tokens_trained) == (4.0, 8)
@@ -146,7 +140,7 @@ def test_a_clock_leaves_nothing_out_and_adds_up_repeated_parts() -> None:
 
 def test_utilisation_counts_matrix_products_of_computed_tokens_against_the_wall_clock() -> None:
     """Two sequences of 4 tokens that share 2: 6 * 100 + 17 * 3 = 651 operations, in 4 s that could have made 4,000."""
-    batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
+    batch = batch_of(made(0, task=1.0), made(1, task=0.0))
     means = report(batch, flops=Flops(per_token=100.0, per_pair=3.0, peak=1000.0)).means()
     assert means["perf/mfu"] == pytest.approx(651 / 4000)
     assert means["learner/computed_fraction"] == 0.75
@@ -194,7 +188,7 @@ def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> No
         " trajectories:dropped:poison=1 tokens:dropped:poison=14 duration_ms:dropped:poison=6000"
     )
     metrics = Metrics()
-    batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
+    batch = batch_of(made(0, task=1.0), made(1, task=0.0))
     add_flow(metrics, batch, before, now)
     means = metrics.means()
     assert (means["replay/produced_tokens"], means["replay/produced_turns"], means["replay/produced_s"]) == (50, 3, 1)
@@ -208,7 +202,7 @@ def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> No
 
 def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
     metrics = Metrics()
-    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), NO_BOOKS, NO_BOOKS)
+    add_flow(metrics, batch_of(made(0, task=1.0)), NO_BOOKS, NO_BOOKS)
     assert metrics.means() | produced(NO_BOOKS, NO_BOOKS) == {"produced/episodes": 0.0, "perf/goodput": 1.0}
 
 
@@ -244,9 +238,8 @@ def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_no
     episodes, successes, returns = books_now
     before = books("trajectories:inserted=8 episodes:shop=8 successes:shop=4 returns:shop=4")
     of_shop = f"episodes:shop={episodes} successes:shop={successes} returns:shop={returns}"
-    assert produced(before, books(f"trajectories:inserted={episodes} {of_shop}")) == {
-        "produced/episodes": max(0, episodes - 8)
-    }
+    now = books(f"trajectories:inserted={episodes} {of_shop}")
+    assert produced(before, now) == {"produced/episodes": max(0, episodes - 8)}
 
 
 def member(name: str, **changes: Any) -> Member:
