@@ -29,6 +29,8 @@ PLANS = [
     {2: Fork(parent=0, num_turns=2), 3: Fork(parent=1, num_turns=1), 4: Fork(parent=0, num_turns=1)},
     {2: Fork(parent=0, num_turns=1), 3: Fork(parent=1, num_turns=1), 4: Fork(parent=0, num_turns=1)},
 ]
+SIZES = {"num_members": NUM_MEMBERS, "num_trees": NUM_TREES, "max_fork_turn": MAX_FORK_TURN}
+DRAWN = [planned_forks(ticket(group_id, **SIZES)) for group_id in range(6)]
 
 
 def leaves(*attempts: tuple[float, int, Fork | None]) -> list[Leaf]:
@@ -110,41 +112,30 @@ def test_forks_differ_from_group_to_group_and_reach_every_place() -> None:
     assert min(counts) > 25  # 50 are expected, with a deviation of 6
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *DRAWN])
 def test_the_mean_over_all_trees_is_the_gradient(plan: Plan) -> None:
     mean, num_starts = mean_over_trees(of_trees, grown(plan))
     assert np.abs(mean / num_starts - policy_gradient()).max() < 1e-10
 
 
-def test_the_mean_over_all_trees_is_the_gradient_for_the_places_that_are_drawn() -> None:
-    for group_id in range(6):
-        drawn = ticket(group_id, num_members=NUM_MEMBERS, num_trees=NUM_TREES, max_fork_turn=MAX_FORK_TURN)
-        mean, num_starts = mean_over_trees(of_trees, grown(planned_forks(drawn)))
-        assert np.abs(mean / num_starts - policy_gradient()).max() < 1e-10
+BIASED: dict[str, Callable[[], tuple[Gradient, float]]] = {
+    # Whether a node is left would depend on how long the episode became after it.
+    "places among the turns of the finished episode": lambda: mean_over_trees(of_trees, grown_after_the_fact()),
+    # GRPO over all leaves: a token is compared with a mean that contains the leaves under it.
+    "a baseline with the leaves of the token itself": lambda: mean_over_trees(of_leaves, grown(PLANS[0])),
+    # Later turns would count more often than earlier ones, as there are more of them.
+    "equal weights of all turns": lambda: mean_over_trees(of_equal_turns, grown(PLANS[0])),
+}
 
 
-def test_places_drawn_among_the_turns_of_the_finished_episode_bias_the_gradient() -> None:
-    """Whether a node is left would depend on how long the episode became after it."""
-    mean, _ = mean_over_trees(of_trees, grown_after_the_fact())
-    assert off(mean) > 0.01
-
-
-def test_a_baseline_with_the_leaves_of_the_token_itself_biases_the_gradient() -> None:
-    """GRPO over all leaves: a token is compared with a mean that contains the leaves under it."""
-    mean, _ = mean_over_trees(of_leaves, grown(PLANS[0]))
-    assert off(mean) > 0.01
-
-
-def test_equal_weights_of_all_turns_bias_the_gradient() -> None:
-    """Later turns would count more often than earlier ones, as there are more of them."""
-    mean, _ = mean_over_trees(of_equal_turns, grown(PLANS[0]))
+@pytest.mark.parametrize("choice", BIASED)
+def test_another_choice_biases_the_gradient(choice: str) -> None:
+    mean, _ = BIASED[choice]()
     assert off(mean) > 0.01
 
 
 @pytest.mark.parametrize(("search", "degrees"), [("mcts", 0.5), ("dfsdt", 3.6), ("tree_of_thoughts", 33.2)])
-def test_what_a_search_trains_is_the_gradient_of_the_nodes_where_its_attempts_begin(
-    search: str, degrees: float
-) -> None:
+def test_what_a_search_trains_is_the_gradient_of_the_nodes_where_attempts_begin(search: str, degrees: float) -> None:
     mean, _ = mean_over_trees(of_searches, searched(search))
     expected, _ = mean_over_trees(of_nodes, searched(search))
     assert np.abs(mean - expected).max() < 1e-10
@@ -154,11 +145,7 @@ def test_what_a_search_trains_is_the_gradient_of_the_nodes_where_its_attempts_be
 
 @pytest.mark.parametrize(
     ("search", "multiples"),
-    [
-        ("mcts", [0.675, 0.794, 0.781]),
-        ("dfsdt", [1.076, 1.024, 1.044]),
-        ("tree_of_thoughts", [1.037, 1.034, 1.015]),
-    ],
+    [("mcts", [0.675, 0.794, 0.781]), ("dfsdt", [1.076, 1.024, 1.044]), ("tree_of_thoughts", [1.037, 1.034, 1.015])],
 )
 def test_the_estimator_of_forks_at_random_is_biased_after_a_search(
     search: str, multiples: list[float], monkeypatch: pytest.MonkeyPatch
@@ -227,7 +214,7 @@ def grown_after_the_fact() -> Grown:
 
 def searched(search: str) -> Grown:
     """The groups that a search grows."""
-    before = awaited(ticket(0, num_members=NUM_MEMBERS, num_trees=NUM_TREES, max_fork_turn=2, search=search))
+    before = awaited(ticket(0, **SIZES, search=search))
 
     def more(lines: list[Line], paths: list[str], forks: list[Fork | None]) -> Grown:
         member = len(paths)
@@ -266,19 +253,16 @@ def mean_over_trees(estimator: Estimator, groups: Grown) -> tuple[Gradient, floa
     return mean, num_starts
 
 
-def credits_of(
-    paths: Sequence[str], forks: Sequence[Fork | None], *, estimator: Callable[..., list[TurnCredit]] = tree_advantages
-) -> list[TurnCredit]:
-    attempts = [(RETURNS[path], len(path), fork) for path, fork in zip(paths, forks, strict=True)]
-    return estimator(leaves(*attempts), num_trees=NUM_TREES)
+def leaves_of(paths: Sequence[str], forks: Sequence[Fork | None]) -> list[Leaf]:
+    return leaves(*((RETURNS[path], len(path), fork) for path, fork in zip(paths, forks, strict=True)))
 
 
 def of_trees(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
-    return weighed(paths, credits_of(paths, forks))
+    return weighed(paths, tree_advantages(leaves_of(paths, forks), num_trees=NUM_TREES))
 
 
 def of_searches(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
-    return weighed(paths, credits_of(paths, forks, estimator=search_advantages))
+    return weighed(paths, search_advantages(leaves_of(paths, forks), num_trees=NUM_TREES))
 
 
 def of_nodes(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
@@ -296,7 +280,8 @@ def weighed(paths: Sequence[str], credits: Sequence[TurnCredit]) -> Gradient:
 
 def of_equal_turns(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
     found = np.zeros(len(GO))
-    for path, credit in zip(paths, credits_of(paths, forks), strict=True):
+    credits = tree_advantages(leaves_of(paths, forks), num_trees=NUM_TREES)
+    for path, credit in zip(paths, credits, strict=True):
         for turn in np.flatnonzero(credit.weights):
             found += credit.advantages[turn] * score(path, int(turn))
     return found

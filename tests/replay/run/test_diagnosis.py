@@ -4,6 +4,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,6 @@ def earn_nothing_where_a_teacher_teaches(scene: Scene) -> None:
     scene.config.objective.advantage = "distillation"
 
 
-def earn_by_a_reward_model(scene: Scene) -> None:
-    earn_nothing(scene, trained=0.5)
-
-
 def earn_by_a_verdict(scene: Scene) -> None:
     earn_nothing(scene)
     scene.buffer.earn(scene.buffer.begin(ticket(40, is_judged=True)), 0.0, 0.0)
@@ -141,10 +138,7 @@ def stand_still(scene: Scene) -> None:
 
 FAULTS: dict[str, tuple[Provoke, str]] = {
     "the learner ended with an error": (in_state(RunState.FAILED), "slipstream up --resume"),
-    "actors refuse the weights": (
-        refuse_the_weights,
-        "1 actors refuse version -1; a: version 0 is refused by its probe",
-    ),
+    "actors refuse the weights": (refuse_the_weights, "1 actors refuse version -1; a: version 0 is refused by its"),
     "engines die": (
         kill_two_engines,
         "2 attempts were given up; the last death: the engine process ended with exit code -6; read the log",
@@ -154,10 +148,7 @@ FAULTS: dict[str, tuple[Provoke, str]] = {
     "actors have old weights": (offer(7), "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
     "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
     "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
-    "nothing is learned": (
-        with_steps(**{"optim/grad_norm": 0.0}),
-        "the norm of the gradient was 0 in the last 5 steps",
-    ),
+    "nothing is learned": (with_steps(**{"optim/grad_norm": 0.0}), "norm of the gradient was 0 in the last 5 steps"),
     "every step is skipped": (with_steps(**{"optim/skipped": 1.0}), "or the guard refused it, in the last 5 steps"),
     "the policy does not follow the action format": (
         with_steps(**{"trained/valid_actions": 0.02}),
@@ -183,9 +174,8 @@ def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     scene.fleet.set_run_state(RunState.FAILED)
     assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
     log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
-    assert "No space left on device: 'metrics.jsonl'; mend that, or read its log, then continue" in str(
-        scene.diagnosis()
-    )
+    quoted = "No space left on device: 'metrics.jsonl'; mend that, or read its log, then continue"
+    assert quoted in str(scene.diagnosis())
 
 
 def test_an_actor_that_died_in_the_first_evaluation_is_a_fault_with_its_log(scene: Scene, tmp_path: Path) -> None:
@@ -217,16 +207,8 @@ def test_an_environment_that_fails_in_the_first_evaluation_is_a_fault(scene: Sce
     assert not scene.diagnosis().is_fault, "the evaluation is over"
 
 
-def solve_the_tasks(scene: Scene) -> None:
-    earn_the_same(scene, reward=1.0)
-
-
 SOLVED = {"trained/success": 1.0, "trained/reward": 1.0}
 CRITIC_WARMS_UP = {"optim/skipped": 1.0, "optim/guard_scale": 1.0, "optim/grad_norm": 0.0}
-
-
-def earn_costs_and_rewards(scene: Scene) -> None:
-    scene.play(40, rewards=(-1.0, 1.0))
 
 
 def export_the_model(scene: Scene) -> None:
@@ -269,13 +251,13 @@ WELL: dict[str, tuple[Provoke, str]] = {
     "_attempts_fail": (fail_now_and_then, "neither side waits much"),
     "_stale_actors": (offer(6), "neither side waits much"),
     "_invalid_actions": (with_steps(**SOLVED, **{"trained/valid_actions": 0.02}), "neither side waits much"),
-    "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
+    "_no_reward": (lambda scene: scene.play(40, rewards=(-1.0, 1.0)), "neither side waits much"),
     "_no_reward with a teacher": (earn_nothing_where_a_teacher_teaches, "neither side waits much"),
-    "_no_reward with a reward model": (earn_by_a_reward_model, "neither side waits much"),
+    "_no_reward with a reward model": (partial(earn_nothing, trained=0.5), "neither side waits much"),
     "_no_reward before a verdict": (earn_by_a_verdict, "neither side waits much"),
     "_no_gradient": (with_steps(**SOLVED, **{"optim/grad_norm": 0.0}), "the tasks are solved"),
     "_no_gradient in a critic's warm-up": (with_steps(**CRITIC_WARMS_UP), "neither side waits much"),
-    "_equal_siblings": (solve_the_tasks, "the tasks are solved"),
+    "_equal_siblings": (partial(earn_the_same, reward=1.0), "the tasks are solved"),
     "_no_step": (export_the_model, "the last step is made"),
     "_not_training": (in_state(RunState.FINISHED), "the run has finished"),
 }
@@ -368,13 +350,11 @@ def test_a_fault_of_long_ago_is_forgotten(scene: Scene) -> None:
     assert not scene.diagnosis().is_fault, "nothing has failed since"
 
 
-def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene: Scene, tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path, scene.run_id)
-    run_dir.create()
+def reporting(scene: Scene, run_dir: RunDir) -> Callable[[int], list[str]]:
+    """The lines that a terminal without control codes shows in the seconds that pass."""
     out = io.StringIO()
     console = Console(file=out, width=80, markup=False)
     reporter = LineReporter(console, run_dir, scene.observer, clock=lambda: scene.now)
-    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in scene.steps))
 
     def report(seconds: int) -> list[str]:
         out.truncate(out.seek(0))
@@ -383,6 +363,14 @@ def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene
             reporter.report()
         return out.getvalue().splitlines()
 
+    return report
+
+
+def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene: Scene, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, scene.run_id)
+    run_dir.create()
+    report = reporting(scene, run_dir)
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in scene.steps))
     assert len(report(9)) == len(scene.steps), "one line a step"
     scene.fleet.leave(MEMBER.name)
     assert report(int(FAULT_S)) == [], "it may end by itself"
@@ -393,22 +381,12 @@ def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene
 
 
 def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scene: Scene, tmp_path: Path) -> None:
-    run_dir, out = RunDir(tmp_path, scene.run_id), io.StringIO()
+    run_dir = RunDir(tmp_path, scene.run_id)
     run_dir.create()
     log = run_dir.log("learner")
-    log.write_text("INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token\n")
-    observer = Observer(scene.client, scene.config, log=log)
+    scene.observer = Observer(scene.client, scene.config, log=log)
     scene.fleet.set_run_state(RunState.STARTING)
-    console = Console(file=out, width=80, markup=False)
-    reporter = LineReporter(console, run_dir, observer, clock=lambda: scene.now)
-    for _ in range(70):
-        scene.now += 1.0
-        reporter.report()
-    log.write_text("INFO warm start, steps: 80 of 200, about 60 s more; 0.291 nats per token\n")
-    for _ in range(5):
-        scene.now += 1.0
-        reporter.report()
-    assert out.getvalue().splitlines() == [
-        "the learner starts: INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token",
-        "the learner starts: INFO warm start, steps: 80 of 200, about 60 s more; 0.291 nats per token",
-    ], "each once"
+    report = reporting(scene, run_dir)
+    for said, seconds in (("40 of 200, about 80 s more; 0.311", 70), ("80 of 200, about 60 s more; 0.291", 5)):
+        log.write_text(f"INFO warm start, steps: {said} nats per token\n")
+        assert report(seconds) == [f"the learner starts: INFO warm start, steps: {said} nats per token"], "each once"
