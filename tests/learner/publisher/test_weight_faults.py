@@ -300,8 +300,8 @@ def test_a_learner_back_at_an_older_version_publishes_it_under_a_new_number_and_
         versions.wait_for_members("near")
         for version in range(3):
             published = versions.publish()
-            reached(near, version, published)
-            reached(far, version, published)
+            for received in (near, far):
+                reached(received, version, published)
         plane.client.set(keys.epoch_key(plane.run_id), 2)
         with plane.publishing(anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
             again = nudged(weights(0, NUM_ROWS), seed=1)  # version 1, as its checkpoint holds it

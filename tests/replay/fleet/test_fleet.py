@@ -1,6 +1,5 @@
 """Who is alive, and how an actor joins a run."""
 
-import time
 from pathlib import Path
 
 import msgspec
@@ -15,14 +14,19 @@ from slipstream.replay.fleet.fleet import MEMBER_TTL_S, Fleet, Member, RunState,
 from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import start_server
 from tests.replay.buffer.every_verb import FACTS, MEMBER
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def fleet(redis_client: redis.Redis, run_id: str) -> Fleet:
+    return Fleet(redis_client, run_id)
 
 
 def member(name: str, *, generated_tokens: int = 0) -> Member:
     return msgspec.structs.replace(MEMBER, name=name, generated_tokens=generated_tokens)
 
 
-def test_members_are_those_who_beat_by_name(redis_client: redis.Redis, run_id: str) -> None:
-    fleet = Fleet(redis_client, run_id)
+def test_members_are_those_who_beat_by_name(fleet: Fleet, redis_client: redis.Redis, run_id: str) -> None:
     assert fleet.members() == []
     fleet.beat(member("b"))
     fleet.beat(member("a"))
@@ -31,25 +35,20 @@ def test_members_are_those_who_beat_by_name(redis_client: redis.Redis, run_id: s
     assert Fleet(redis_client, run_id + "-other").members() == []
 
 
-def test_a_member_that_stops_beating_is_gone_after_its_time(
-    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fleet = Fleet(redis_client, run_id)
+def test_a_member_that_stops_beating_is_gone_after_its_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as briefly:
         briefly.setattr(fleet_module, "MEMBER_TTL_S", 0.5)
         fleet.beat(member("silent"))
     fleet.beat(member("steady"))
     assert len(fleet.everyone()) == 2
-    deadline = time.monotonic() + MEMBER_TTL_S - 5
-    while len(fleet.members()) == 2:
-        assert time.monotonic() < deadline, "the silent member is still listed"
+    wait_until(lambda: len(fleet.members()) < 2, "the silent member to be gone", timeout_s=MEMBER_TTL_S - 5)
     assert fleet.members() == [member("steady")]
 
 
 def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
-    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, other, num_whole = Fleet(redis_client, run_id), Fleet(redis_client, run_id), 0
+    other, num_whole = Fleet(redis_client, run_id), 0
     everyone = Fleet.everyone
 
     def counted(self: Fleet) -> list[Member]:
@@ -78,14 +77,14 @@ def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
 
 def test_a_run_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
     with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        typo = Fleet(client, "typo")
         with pytest.raises(UnknownRun, match=r"`run.name` typo is not on this Redis server; it has no runs"):
-            Fleet(client, "typo").run_facts()
-        Fleet(client, "shop-2").describe_run(FACTS)
-        Fleet(client, "shop-1").describe_run(FACTS)
-        with pytest.raises(UnknownRun, match="it has the runs shop-1, shop-2; start the learner of this run"):
-            Fleet(client, "typo").run_facts()
-        with pytest.raises(UnknownRun):
-            Fleet(client, "typo").run_state()
+            typo.run_facts()
+        for name in ("shop-2", "shop-1"):
+            Fleet(client, name).describe_run(FACTS)
+        for ask in (typo.run_facts, typo.run_state):
+            with pytest.raises(UnknownRun, match="it has the runs shop-1, shop-2; start the learner of this run"):
+                ask()
 
 
 def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
@@ -119,9 +118,8 @@ def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
     ids=["empty", "no frame", "another record", "another's name", "nan", "below 0", "too many"],
 )
 def test_a_malformed_record_is_skipped_and_its_sender_is_logged(
-    frame: bytes, redis_client: redis.Redis, run_id: str, caplog: pytest.LogCaptureFixture
+    frame: bytes, fleet: Fleet, redis_client: redis.Redis, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(redis_client, run_id)
     fleet.beat(member("a"))
     fleet.beat(member("evil"))
     redis_client.hset(key(run_id, "fleet"), "evil", frame)
@@ -144,16 +142,16 @@ def test_what_was_said_of_a_run_is_said_again_where_it_is_gone(redis_client: red
     assert (actor.run_facts(), actor.run_state()) == (FACTS, RunState.TRAINING)
 
 
-def test_no_host_keeps_up_an_absurd_number_of_actors(redis_client: redis.Redis, run_id: str) -> None:
-    fleet = Fleet(redis_client, run_id)
+def test_no_host_keeps_up_an_absurd_number_of_actors(fleet: Fleet, redis_client: redis.Redis, run_id: str) -> None:
     with pytest.raises(ValueError, match=r"the number of actors on a host must be in \[0, 4096\], got 5000"):
         fleet.want_actors("host", 5000)
     redis_client.sadd(key(run_id, "fleet", "wanted", "host"), "99999")
     assert fleet.wanted_actors("host") is None
 
 
-def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(redis_client: redis.Redis, run_id: str) -> None:
-    fleet = Fleet(redis_client, run_id)
+def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(
+    fleet: Fleet, redis_client: redis.Redis, run_id: str
+) -> None:
     fleet.set_run_state(RunState.STARTING)
     patient, impatient = (LastKnown(fleet, patience_s, play_root="") for patience_s in (60, 0))
     assert patient.state() is impatient.state() is RunState.STARTING
@@ -165,9 +163,9 @@ def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(redis_clie
     assert patient.state() is RunState.FINISHED
 
 
-def test_a_fleet_of_thousands_is_read_whole(redis_client: redis.Redis, run_id: str) -> None:
+def test_a_fleet_of_thousands_is_read_whole(fleet: Fleet, redis_client: redis.Redis, run_id: str) -> None:
     """In several requests."""
-    fleet, names = Fleet(redis_client, run_id), [f"actor-{number:04d}" for number in range(2001)]
+    names = [f"actor-{number:04d}" for number in range(2001)]
     alive = fleet.beat(member(names[0]))
     redis_client.hset(key(run_id, "fleet"), mapping={name: encode(member(name)) for name in names})
     redis_client.zadd(key(run_id, "fleet", "deadlines"), dict.fromkeys(names, 1e15))

@@ -9,14 +9,12 @@ import redis
 import torch
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 
-from slipstream.common.process.connection import connect
 from slipstream.learner.publisher.broadcast_sender import GroupStore
-from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.rendezvous import MAC_BYTES, Rendezvous, RendezvousFailed
 from slipstream.replay.records import keys
 from tests.garbage import garbage, shout, shouts
-from tests.learner.publisher.test_weight_faults import following
-from tests.learner.publisher.test_weights import flat_bytes, publishing, receiver_info, weights
+from tests.learner.publisher.test_weight_faults import following, reached
+from tests.learner.publisher.test_weights import Plane, flat_bytes, weights
 from tests.waiting import wait_until
 
 PEER = "0/1"  # where rank 0 of two looks for the address of the other
@@ -31,8 +29,7 @@ def rendezvous(client: redis.Redis, run_id: str, *, number: int = 1, secret: byt
 
 
 def join(client: redis.Redis, run_id: str) -> None:
-    """As rank 0 of a group of two."""
-    # As the publisher does.
+    """As rank 0 of a group of two, as the publisher does."""
     store = GroupStore(client, name_of(run_id), secret=b"s3cret", timeout_s=0.2)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=0.2)
@@ -101,31 +98,30 @@ def poison(client: redis.Redis, run_id: str, numbers: range) -> None:
 
 
 def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_garbage_on_every_port(
-    redis_url: str, run_id: str, tmp_path: Path
+    plane: Plane,
 ) -> None:
-    client = connect(redis_url)
-    bulletin = Bulletin(client, run_id)
-    with publishing(redis_url, run_id, tmp_path, broadcast_timeout_s=3.0) as publisher:
+    with (
+        plane.publishing(broadcast_timeout_s=3.0) as publisher,
+        following(plane.info("a", "broadcast")) as received,
+    ):
+
+        def arrives(version: int) -> None:
+            publisher.publish(weights(version), policy_version=version)
+            reached(received, version, flat_bytes(weights(version)))
+
         pid = publisher.pid
-        with following(receiver_info(redis_url, run_id, "a", "broadcast")) as received:
-
-            def arrives(version: int) -> None:
-                publisher.publish(weights(version), policy_version=version)
-                wait_until(lambda: version in received, f"version {version}")
-                assert received[version] == flat_bytes(weights(version))
-
-            wait_until(lambda: bulletin.broadcast_members() == ["a"], "the member")
-            arrives(1)
-            wait_until(lambda: publisher.stats.num_broadcasts == 1, "a broadcast")
-            ports = listening(pid)
-            assert ports and {host for host, _ in ports} == {"127.0.0.1"}
-            for host, port in ports:
-                for data in shouts(port):
-                    shout(host, port, data)
-            poison(client, run_id, range(2, 20))
-            arrives(2)
-            arrives(3)
-            assert (publisher.pid, publisher.stats.num_restarts) == (pid, 0)
+        wait_until(lambda: plane.bulletin.broadcast_members() == ["a"], "the member")
+        arrives(1)
+        wait_until(lambda: publisher.stats.num_broadcasts == 1, "a broadcast")
+        ports = listening(pid)
+        assert ports and {host for host, _ in ports} == {"127.0.0.1"}
+        for host, port in ports:
+            for data in shouts(port):
+                shout(host, port, data)
+        poison(plane.client, plane.run_id, range(2, 20))
+        arrives(2)
+        arrives(3)
+        assert (publisher.pid, publisher.stats.num_restarts) == (pid, 0)
 
 
 def test_no_process_of_ours_opens_a_store_that_listens_everywhere() -> None:
