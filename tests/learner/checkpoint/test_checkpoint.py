@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.versions import Resumption
-from slipstream.learner.batch.pack import count_loss_tokens, micro_batches, numbered
+from slipstream.learner.batch.pack import micro_batches, numbered
 from slipstream.learner.checkpoint.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.checkpoint.fence import Fence
@@ -43,11 +43,7 @@ class Learner:
         packs = micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0)
         return train_step(
             StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule),
-            StepBatch(
-                micro_batches=packs,
-                num_loss_tokens=count_loss_tokens(sequences),
-                num_trajectories=len(sequences),
-            ),
+            StepBatch.of(sequences, packs),
             settings=StepSettings(objective=ObjectiveConfig(surrogate="cispo", correction="none"), max_grad_norm=1.0),
             ranks=self.ranks,
         )
@@ -58,11 +54,14 @@ class Learner:
     def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
         writer.begin(self.model, self.optimizer, self.schedule, progress=progress_at(step), once_durable=once_durable)
 
-    def save(self, folder: Path, step: int) -> Path:
+    def write(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
         """Begin a checkpoint and wait until it is durable."""
+        self.begin(writer, step, once_durable)
+        writer.wait()
+
+    def save(self, folder: Path, step: int) -> Path:
         with self.writing(folder) as writer:
-            self.begin(writer, step)
-            writer.wait()
+            self.write(writer, step)
         return folder / f"step_{step:06d}"
 
     def load(self, path: Path) -> Progress:
@@ -89,12 +88,15 @@ def progress_at(step: int) -> Progress:
     )
 
 
-def make_learner(folder: Path, ranks: Ranks) -> Learner:
-    model = load_model(folder, ranks=ranks, settings=FLOAT32)
-    config = OptimConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
+def begun(model: PackedModel, ranks: Ranks, config: OptimConfig) -> Learner:
     optimizer = make_optimizer(model, config=config)
     schedule = make_schedule(optimizer, config=config, num_steps=10)
     return Learner(model=model, optimizer=optimizer, schedule=schedule, ranks=ranks)
+
+
+def make_learner(folder: Path, ranks: Ranks) -> Learner:
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    return begun(model, ranks, OptimConfig(lr=1e-3, warmup_steps=2, schedule="cosine"))
 
 
 Make = Callable[[], Learner]
@@ -169,8 +171,7 @@ def test_a_damaged_checkpoint_of_a_later_step_replaces_no_newer_one(tmp_path: Pa
     with learner.writing(tmp_path, keep=keep) as writer:
         assert writer.newest(ranks=learner.ranks) == older
         for step in (7, 8):
-            learner.begin(writer, step)
-            writer.wait()
+            learner.write(writer, step)
             assert latest_checkpoint(tmp_path) == tmp_path / f"step_{step:06d}"
     kept = ["step_000008"] if keep == 1 else ["step_000007", "step_000008"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "step_000010.damaged"]
@@ -205,18 +206,13 @@ def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(tm
         assert covered == []
         assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
         assert learner.load(older) == progress_at(1)
-        learner.begin(writer, 2, lambda: covered.append(2))
-        writer.wait()
+        learner.write(writer, 2, lambda: covered.append(2))
         assert covered == [2]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_an_old_checkpoint_that_cannot_be_removed_is_logged_and_the_new_one_stays(
-    tmp_path: Path,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    keep: int,
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keep: int
 ) -> None:
     """As on NFS, where the folder of a file that another program has open cannot be removed."""
     learner, covered, rmtree = make(), [], shutil.rmtree
@@ -232,16 +228,12 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_logged_and_the_new_one_stay
         writer.wait()
         with monkeypatch.context() as open_elsewhere:
             open_elsewhere.setattr(shutil, "rmtree", rmtree_except_the_first)
-            learner.begin(writer, keep + 1, lambda: covered.append(keep + 1))
-            writer.wait()
+            learner.write(writer, keep + 1, lambda: covered.append(keep + 1))
         assert latest_checkpoint(tmp_path) == tmp_path / f"step_{keep + 1:06d}"
         assert covered == [keep + 1]
         assert f"cannot remove the old checkpoint {tmp_path / 'step_000001'}" in caplog.text
-        learner.begin(writer, keep + 2)
-        writer.wait()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"step_{keep + back:06d}" for back in range(3 - keep, 3)
-    ]
+        learner.write(writer, keep + 2)
+    assert {path.name for path in tmp_path.iterdir()} == {f"step_{keep + back:06d}" for back in range(3 - keep, 3)}
 
 
 @pytest.mark.parametrize("stager", [None, StateDictStager()], ids=["on a CPU", "into memory of its own"])

@@ -9,7 +9,6 @@ import peft
 import pytest
 import torch
 from safetensors import safe_open
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM
 
 from slipstream.common.config.learner_config import OptimConfig
@@ -19,12 +18,11 @@ from slipstream.learner.batch.pack import pack
 from slipstream.learner.model.export import save_adapters, save_hf
 from slipstream.learner.model.gradient import apply_gradient, backward
 from slipstream.learner.model.lora import Adapter, adapters_of
-from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors, named_shards
 from slipstream.learner.ranks.ranks import Ranks
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
-from tests.learner.checkpoint.test_checkpoint import Learner
+from tests.learner.checkpoint.test_checkpoint import Learner, begun
 from tests.tools.run.tiny_model import FLOAT32, any_id, random_sequence, save_tiny_model
 
 __all__ = ["any_id"]  # a fixture
@@ -49,16 +47,14 @@ def logprobs_of(model: PackedModel) -> torch.Tensor:
     return model(pack(SEQUENCES)).logprobs
 
 
-def optimized(model: PackedModel) -> tuple[torch.optim.AdamW, LambdaLR]:
-    config = OptimConfig(lr=1e-2)
-    optimizer = make_optimizer(model, config=config)
-    return optimizer, make_schedule(optimizer, config=config, num_steps=10)
+def optimized(model: PackedModel, ranks: Ranks) -> Learner:
+    return begun(model, ranks, OptimConfig(lr=1e-2))
 
 
-def train(model: PackedModel, ranks: Ranks, optimizer: torch.optim.AdamW, schedule: LambdaLR, *, steps: int) -> None:
+def train(learner: Learner, *, steps: int) -> None:
     for _ in range(steps):
-        backward(-logprobs_of(model).sum(), ranks=ranks, divisor=56)
-        apply_gradient(optimizer, schedule, max_grad_norm=1.0)
+        backward(-logprobs_of(learner.model).sum(), ranks=learner.ranks, divisor=56)
+        apply_gradient(learner.optimizer, learner.schedule, max_grad_norm=1.0)
 
 
 def shards(model: PackedModel) -> dict[str, torch.Tensor]:
@@ -74,21 +70,20 @@ def test_fresh_adapters_change_no_log_probability_and_no_weight(folder: Path, ra
 
 
 def test_only_adapters_train(folder: Path, ranks: Ranks) -> None:
-    model = loaded(folder, ranks)
-    optimizer, schedule = optimized(model)
-    before = shards(model)
-    train(model, ranks, optimizer, schedule, steps=2)
-    after = shards(model)
+    learner = optimized(loaded(folder, ranks), ranks)
+    before = shards(learner.model)
+    train(learner, steps=2)
+    after = shards(learner.model)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if ".lora_" in name}
     assert len(changed) == 2 * 2 * 7  # A and B of seven linear layers in each of two decoder layers
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(changed)
+    assert sum(len(group["params"]) for group in learner.optimizer.param_groups) == len(changed)
 
 
 def test_the_gradient_is_the_whole_weights_through_the_product(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
     """With G the gradient of the merged weight: that of B is s G A^T, and that of A is s B^T G."""
     model = loaded(folder, ranks)
-    train(model, ranks, *optimized(model), steps=3)
+    train(optimized(model, ranks), steps=3)
     save_hf(model, tmp_path / "merged", ranks=ranks)
     whole = loaded(tmp_path / "merged", ranks, LoraConfig())
     for each in (model, whole):
@@ -103,7 +98,7 @@ def test_the_gradient_is_the_whole_weights_through_the_product(folder: Path, ran
 
 def test_peft_loads_the_adapters_on_their_own(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
     model = loaded(folder, ranks)
-    train(model, ranks, *optimized(model), steps=5)
+    train(optimized(model, ranks), steps=5)
     save_adapters(model, tmp_path, ranks=ranks)
     base = AutoModelForCausalLM.from_pretrained(folder)
     found = dict(peft.PeftModel.from_pretrained(base, tmp_path).merge_and_unload().named_parameters())
@@ -114,20 +109,18 @@ def test_peft_loads_the_adapters_on_their_own(folder: Path, ranks: Ranks, tmp_pa
 
 
 def test_a_checkpoint_holds_what_trains_and_resumes_bit_for_bit(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
-    steady, resumed = loaded(folder, ranks), loaded(folder, ranks)
-    optimizer, schedule = optimized(steady)
-    train(steady, ranks, optimizer, schedule, steps=2)
-    path = Learner(steady, optimizer, schedule, ranks).save(tmp_path, 2)
+    steady, resumed = (optimized(loaded(folder, ranks), ranks) for _ in range(2))
+    train(steady, steps=2)
+    path = steady.save(tmp_path, 2)
     with safe_open(next(path.glob("*.safetensors")), "pt") as file:
         held = {name for name in file.keys() if name != "rng"}  # noqa: SIM118 - not a dict
     assert all(".lora_" in name for name in held)
     assert len(held) == 28 * 4  # the weight, and AdamW's step and two moments
-    train(steady, ranks, optimizer, schedule, steps=2)
+    train(steady, steps=2)
 
-    optimizer, schedule = optimized(resumed)
-    Learner(resumed, optimizer, schedule, ranks).load(path)
-    train(resumed, ranks, optimizer, schedule, steps=2)
-    torch.testing.assert_close(shards(resumed), shards(steady), rtol=0, atol=0)
+    resumed.load(path)
+    train(resumed, steps=2)
+    torch.testing.assert_close(shards(resumed.model), shards(steady.model), rtol=0, atol=0)
 
 
 def test_adapters_of_the_same_seed_are_the_same_and_draw_nothing_from_it(folder: Path, ranks: Ranks) -> None:

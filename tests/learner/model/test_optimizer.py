@@ -1,4 +1,3 @@
-import dataclasses
 import doctest
 from pathlib import Path
 
@@ -10,13 +9,11 @@ from slipstream.learner.batch import pack
 from slipstream.learner.credit import gae, gigpo, grpo, reinforce_pp, token_rewards, tree, vtrace
 from slipstream.learner.model import attention
 from slipstream.learner.model.gradient import apply_gradient
-from slipstream.learner.model.optimizer import lr_fraction, make_optimizer, make_schedule
-from slipstream.learner.model.packed_model import load_model
+from slipstream.learner.model.optimizer import lr_fraction
 from slipstream.learner.model.weight_shards import named_shards, whole
 from slipstream.learner.ranks.ranks import Ranks
-from tests.learner.checkpoint.test_checkpoint import Learner
-from tests.learner.model.test_model_families import CONTEXT, EXACT, save
-from tests.tools.run.tiny_model import FLOAT32
+from tests.learner.checkpoint.test_checkpoint import Learner, begun
+from tests.learner.model.test_model_families import EXACT, load, save
 
 
 def fractions(schedule: str, *, warmup_steps: int, steps: list[int]) -> list[float]:
@@ -38,11 +35,6 @@ def test_weight_decay_spares_norms_and_biases_also_after_a_resume(tmp_path: Path
     config = OptimConfig(lr=0.1, weight_decay=0.5)
     folder = save(EXACT["gpt_oss"], tmp_path / "model")  # its experts' biases are stacked: [experts, out]
 
-    def begun() -> Learner:
-        model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, max_tokens=CONTEXT))
-        optimizer = make_optimizer(model, config=config)
-        return Learner(model, optimizer, make_schedule(optimizer, config=config, num_steps=10), ranks)
-
     def stepped(learner: Learner) -> dict[str, float]:
         before = {name: whole(shard).clone() for name, shard in named_shards(learner.model)}
         for _, shard in named_shards(learner.model):
@@ -50,7 +42,7 @@ def test_weight_decay_spares_norms_and_biases_also_after_a_resume(tmp_path: Path
         apply_gradient(learner.optimizer, learner.schedule, max_grad_norm=1.0)
         return {name: float((whole(shard) / before[name]).nanmean()) for name, shard in named_shards(learner.model)}
 
-    steady, resumed = begun(), begun()
+    steady, resumed = (begun(load(folder, ranks), ranks, config) for _ in range(2))
     first = stepped(steady)
     resumed.load(steady.save(tmp_path, 1))
     spared = {name for name in first if "norm" in name or name.endswith(("bias", "sinks"))}
