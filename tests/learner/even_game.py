@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
@@ -12,6 +13,8 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
 from slipstream.learner.batch.batch import Batch
+from slipstream.learner.batch.pack import TokenSequence
+from slipstream.learner.credit.measure import measure
 from slipstream.learner.learner import Learner, begin, begin_checkpoint, load_learner, train_on
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
@@ -44,6 +47,15 @@ def train(learner: Learner, player: PreTrainedModel, *, steps: int) -> tuple[lis
     return metrics, rewards
 
 
+def values_of(
+    learner: Learner, sequences: Sequence[TokenSequence], *, micro_batch_tokens: int
+) -> npt.NDArray[np.float64]:
+    """The critic's values of all sampled tokens."""
+    model, critic, objective = learner.model, learner.critic, learner.config.objective
+    sizes = {"ranks": learner.ranks, "micro_batch_tokens": micro_batch_tokens}
+    return measure(sequences, model=model, critic=critic, reference=None, objective=objective, **sizes).values
+
+
 def save(learner: Learner) -> None:
     """A durable checkpoint."""
     begin_checkpoint(learner)
@@ -55,9 +67,8 @@ def play(learner: Learner, player: PreTrainedModel, *, num_groups: int = 4, grou
     step = learner.progress.step
     prompts = [PROMPTS[group % 2] for group in range(num_groups) for _ in range(group_size)]
     tokens, logprobs = _sampled(player, prompts, seed=step)
-    trajectories = [
-        _trajectory(tokens[row], logprobs[row], version=learner.progress.policy_version) for row in range(len(prompts))
-    ]
+    version = learner.progress.policy_version
+    trajectories = [_trajectory(*row, version=version) for row in zip(tokens, logprobs, strict=True)]
     groups = [
         group_of(trajectories[first : first + group_size], group_id=step * num_groups + number)
         for number, first in enumerate(range(0, len(prompts), group_size))
@@ -88,8 +99,7 @@ def group_of(trajectories: Sequence[Trajectory], *, group_id: int = 0) -> Group:
     asked = ticket(group_id, num_members=len(trajectories))
     asked = msgspec.structs.replace(asked, task=first.task, sampling=first.sampling, seed=0)
     members = [
-        msgspec.structs.replace(trajectory, group_id=group_id, member=member)
-        for member, trajectory in enumerate(trajectories)
+        msgspec.structs.replace(each, group_id=group_id, member=member) for member, each in enumerate(trajectories)
     ]
     return Group(ticket=asked, num_uses=1, trajectories=members)
 

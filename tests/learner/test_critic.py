@@ -12,8 +12,7 @@ from torch import Tensor
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.batch.pack import TokenSequence, pack, sequences_of
-from slipstream.learner.credit.measure import measure
+from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.learner import Learner, train_on
 from slipstream.learner.model.critic import critic_shards
 from slipstream.learner.model.weight_shards import full_tensors
@@ -22,17 +21,11 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
-from tests.learner.even_game import load_player, play, save, train
+from tests.learner.even_game import load_player, play, save, train, values_of
 from tests.tools.run.tiny_model import random_sequence
 
-PPO = [
-    "objective.advantage=gae",
-    "objective.allocation=per_turn",
-    "optim.lr=3e-3",
-    "optim.critic_lr=3e-3",
-    "learner.steps=30",
-    "learner.micro_batch_tokens=512",
-]
+PPO = ["objective.advantage=gae", "objective.allocation=per_turn", "optim.lr=3e-3", "optim.critic_lr=3e-3"]
+PPO += ["learner.steps=30", "learner.micro_batch_tokens=512"]
 
 
 def config_of(folder: Path, critic: str, *overrides: str) -> Config:
@@ -110,17 +103,11 @@ def test_a_resumed_learner_reaches_the_same_bits(tiny: Path, tmp_path: Path, ran
 
 def hotter(batch: Batch) -> Batch:
     """The batch as if it had been sampled at another temperature than it was: its ratios are not 1."""
-    groups = [
-        msgspec.structs.replace(
-            group,
-            trajectories=[
-                msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, temperature=1.3))
-                for each in group.trajectories
-            ],
-        )
-        for group in batch.groups
-    ]
-    return msgspec.structs.replace(batch, groups=groups)
+    replace, groups = msgspec.structs.replace, []
+    for group in batch.groups:
+        hot = [replace(each, sampling=replace(each.sampling, temperature=1.3)) for each in group.trajectories]
+        groups.append(replace(group, trajectories=hot))
+    return replace(batch, groups=groups)
 
 
 def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
@@ -165,19 +152,8 @@ def test_values_return_to_their_tokens_for_any_packing(tiny: Path, tmp_path: Pat
     trajectories = [t for group in play(learner, player).groups for t in group.trajectories]
     sequences = [s for n, t in enumerate(trajectories) for s in sequences_of(t, advantage=0.0) if n % 3]
 
-    def values(chosen: list[TokenSequence], micro_batch_tokens: int) -> np.ndarray:
-        found = measure(
-            chosen,
-            model=learner.model,
-            critic=learner.critic,
-            reference=None,
-            ranks=ranks,
-            objective=learner.config.objective,
-            micro_batch_tokens=micro_batch_tokens,
-        ).values
-        return found
-
-    alone = np.concatenate([values([sequence], 7) for sequence in sequences])
+    alone = np.concatenate([values_of(learner, [sequence], micro_batch_tokens=7) for sequence in sequences])
     assert np.ptp(alone) > 0.1
     for micro_batch_tokens in (7, 30, 512):
-        assert values(sequences, micro_batch_tokens) == pytest.approx(alone, rel=1e-5, abs=1e-5)
+        found = values_of(learner, sequences, micro_batch_tokens=micro_batch_tokens)
+        assert found == pytest.approx(alone, rel=1e-5, abs=1e-5)
