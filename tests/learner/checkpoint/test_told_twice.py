@@ -21,17 +21,9 @@ def test_the_only_checkpoint_is_not_written_again(
     num_steps: int, tmp_path: Path, ranks: Ranks, redis_url: str, run_id: str
 ) -> None:
     """For a moment there would be no checkpoint, although the groups that it covers are settled."""
-    config = load_config(
-        None,
-        [
-            f"model.path={save_tiny_model(tmp_path / 'model')}",
-            f"run.name={run_id}",
-            f"run.root={tmp_path}",
-            f"redis.url='{redis_url}'",
-            "learner.keep_checkpoints=1",
-            "learner.steps=50",
-        ],
-    )
+    settings = [f"model.path={save_tiny_model(tmp_path / 'model')}", f"run.name={run_id}", f"run.root={tmp_path}"]
+    settings += [f"redis.url='{redis_url}'", "learner.keep_checkpoints=1", "learner.steps=50"]
+    config = load_config(None, settings)
     shop_tokenizer().save_pretrained(tmp_path / "model")  # the learner describes it to actors
     run_dir = RunDir(tmp_path, run_id)
     run_dir.create()

@@ -8,21 +8,13 @@ import redis
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.envhub.catalogue import (
-    ADAPTERS,
-    ASSETS,
-    DRIVING,
-    ENVS,
-    HELD_OUT_BY_OPTION,
-    REMOTE,
-    _maker,
-    _signature,
-    num_held_out,
-)
+from slipstream.envhub import catalogue
+from slipstream.envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, HELD_OUT_BY_OPTION, REMOTE, num_held_out
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.tools.run.check_input import check_held_out
+from tests.learner.supply.test_supply import ahead_of
 from tests.replay.records.attempts import Views, leased, make_buffer
 
 NUM_TASKS = 3
@@ -41,22 +33,12 @@ def config(*overrides: str) -> Config:
 
 def at(step: int, *, version: int | None = None, published: int | None = None) -> Progress:
     """Two versions more than steps, as after a warm start, and each is published."""
-    version = step + 2 if version is None else version
-    return Progress(
-        step=step,
-        policy_version=version,
-        highest_published=version if published is None else published,
-        next_group_id=0,
-        tokens_trained=0,
-    )
+    begun = ahead_of(step + 1, step + 2 if version is None else version)
+    return begun if published is None else msgspec.structs.replace(begun, highest_published=published)
 
 
 def play(
-    buffer: Views,
-    *,
-    version: int,
-    number: int = 2 * NUM_TASKS,
-    succeeds: Callable[[int], bool] = lambda place: True,
+    buffer: Views, *, version: int, number: int = 2 * NUM_TASKS, succeeds: Callable[[int], bool] = lambda place: True
 ) -> None:
     """Do what actors at `version` do with the next `number` tickets."""
     for _ in range(number):
@@ -165,7 +147,7 @@ def test_every_environment_whose_options_name_its_held_out_tasks_is_listed() -> 
     """Those that split their own tasks, or use the train tasks, have held-out tasks without the option."""
     splits_its_own = {"agent", "browsergym", "dataset", "verifiers"}
     names = ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING
-    with_option = {name for name in names if "held_out" in _signature(_maker(name)).parameters}
+    with_option = {name for name in names if "held_out" in catalogue._signature(catalogue._maker(name)).parameters}
     assert with_option - splits_its_own == set(HELD_OUT_BY_OPTION)
 
 

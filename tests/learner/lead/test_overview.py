@@ -25,11 +25,10 @@ from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.fleet.fleet import RunState
-from slipstream.replay.records.ticket import InsertResult
 from tests.learner.lead.test_lead import Place, place
 from tests.learner.lead.test_report import STEP
 from tests.replay.buffer.every_verb import MEMBER
-from tests.replay.records.attempts import earning, ticket
+from tests.replay.records.attempts import ticket
 from tests.whole.test_loop import points
 
 __all__ = ["place"]  # a fixture
@@ -65,9 +64,7 @@ class Run:
         """Play a group, train on it, and record the step, for which other groups were dropped."""
         number = self.progress.step
         lease = self.buffer.begin(ticket(number))
-        for member, reward in enumerate(rewards):
-            attempt = self.buffer.attempt(lease, member, policy_version=20)
-            assert self.buffer.actor.insert(lease, earning(attempt, reward)) is InsertResult.STORED
+        self.buffer.earn(lease, *rewards, policy_version=20)
         groups = self.buffer.learner.claim(number + 1, 1, policy_version=20, max_lag=0)
         self.record.write_step(
             Batch(groups=groups, num_dropped={}, dropped_returns=list(dropped_returns), next_group_id=number + 1),

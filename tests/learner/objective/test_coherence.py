@@ -39,11 +39,7 @@ BEFORE_IT = "it has no effect: objective.mask_{}=5 stops every token before it"
     [
         ("surrogate=gspo", "never gets that far from 1: nothing would be clipped", "the paper uses 3e-4 and 4e-4"),
         ("clip_low=3e-4 clip_high=4e-4", "nearly every token would be clipped", "or choose surrogate gspo"),
-        (
-            "surrogate=cispo correction=none ratio_high=25",
-            "of positive advantage can get",
-            "(it is 25) to 20 at most; or",
-        ),
+        ("surrogate=cispo correction=none ratio_high=25", "positive advantage can get", "(it is 25) to 20 at most; or"),
         ("correction=none", BY_2E8, "set objective.dual_clip=3"),
         ("mask_high=.inf", BY_2E8, "lower objective.mask_high (it is inf) to 20"),
         ("mask_high=20.5", BY_20, "lower objective.mask_high (it is 20.5)"),
@@ -55,11 +51,7 @@ BEFORE_IT = "it has no effect: objective.mask_{}=5 stops every token before it"
         ("dual_clip=3", "has no effect: objective.clip_high=0.28 or objective.dual_clip=3 stops", "switch one off"),
         (GSPO, "a token of negative advantage can get a weight", "set objective.dual_clip=3"),
         (f"{GSPO} dual_clip=3", "objective.clip_low=0.0003 stops", "change one of the two"),
-        (
-            "advantage=gigpo allocation=per_turn",
-            "with objective.advantage gigpo",
-            "gae or group_centred or group_standar",
-        ),
+        ("advantage=gigpo allocation=per_turn", "objective.advantage gigpo", "gae or group_centred or group_standar"),
         ("gamma=0.9", "it has no effect with objective.advantage group_standardised", "leave it out"),
         ("surrogate=cispo max_negative_kl=0", "such runs collapsed at a lag of 8", "0.1, with which they did not"),
         ("surrogate=cispo clip_high=0.3", "no effect with objective.surrogate cispo", "gspo or ppo_clip"),
@@ -70,11 +62,7 @@ BEFORE_IT = "it has no effect: objective.mask_{}=5 stops every token before it"
         ("critic_warmup_steps=2", "no effect with objective.critic none", "choose own or shared"),
         ("advantage=gae critic=own turn_gamma=0.9", "no effect with objective.advantage gae", "bi_level_gae"),
         ("advantage=bi_level_gae critic=own allocation=per_turn", "no effect with", "or reinforce_pp or vtrace"),
-        (
-            "advantage=gae critic=own critic_warmup_steps=100",
-            "learner.steps is 100, so",
-            "fewer warm-up steps than learner",
-        ),
+        ("advantage=gae critic=own critic_warmup_steps=100", "learner.steps is 100, so", "fewer warm-up steps than"),
         ("advantage=vtrace critic=own", "would apply it a second time", "choose surrogate policy_gradient"),
         ("surrogate=policy_gradient", "nothing would correct a stale token", "choose advantage vtrace"),
         ("kl_place=reward", "no effect with objective.kl_coefficient 0", "set kl_coefficient above 0"),
@@ -83,8 +71,7 @@ BEFORE_IT = "it has no effect: objective.mask_{}=5 stops every token before it"
 def test_an_incoherent_objective_is_refused_with_reason_and_cure(overrides: str, reason: str, cure: str) -> None:
     with pytest.raises(ConfigError, match="is incoherent") as raised:
         check_objective(of_objective(overrides))
-    assert reason in str(raised.value)
-    assert cure in str(raised.value)
+    assert reason in str(raised.value) and cure in str(raised.value)
 
 
 def of_objective(overrides: str, *others: str) -> Config:

@@ -23,11 +23,8 @@ def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypa
     with serving(key=key) as server:
         with zmq.Context() as context, context.socket(zmq.DEALER) as knowing:  # what a server shows is no secret
             knowing.setsockopt(zmq.LINGER, 0)
-            knowing.curve_serverkey, knowing.curve_publickey, knowing.curve_secretkey = (
-                key.public,
-                other.public,
-                other.secret,
-            )
+            knowing.curve_serverkey = key.public
+            knowing.curve_publickey, knowing.curve_secretkey = other.public, other.secret
             knowing.connect(server.endpoint)
             ask(knowing, 0)
             assert not knowing.poll(1000)

@@ -21,13 +21,8 @@ from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, S
 from tests.learner.even_game import TURNS, load_player, play
 from tests.tools.run.tiny_model import save_tiny_model
 
-SETTINGS = [
-    "replay.max_lag=4",
-    "replay.target_lag=0",
-    "optim.lr=3e-3",
-    "learner.micro_batch_tokens=64",
-    "model.max_tokens=64",
-]
+SETTINGS = ["replay.max_lag=4", "replay.target_lag=0", "optim.lr=3e-3"]
+SETTINGS += ["learner.micro_batch_tokens=64", "model.max_tokens=64"]
 NUM_SAMPLED = sum(stop - start for start, stop in TURNS)
 
 
