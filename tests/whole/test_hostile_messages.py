@@ -9,13 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 from slipstream.common.records.trajectory import MAX_REWARDS, MAX_SPANS, MAX_TURNS, InvalidTrajectory, check
-from slipstream.replay.records.keys import key
-from slipstream.replay.records.ticket import InsertResult
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE, a_span, a_turn
-from tests.replay.records.attempts import attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, ticket
 from tests.whole.hostile import BOMBS
 
 NUM_MUTATIONS = int(os.environ.get("SLIPSTREAM_MUTATIONS", "5000"))
@@ -56,22 +53,17 @@ def test_each_bomb_is_refused_in_the_memory_of_its_own_bytes(tmp_path: Path) -> 
     assert answer["slowest_s"] < MAX_SECONDS
 
 
-def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
-    redis_client: redis.Redis, redis_url: str, run_id: str
-) -> None:
+def test_bombs_in_the_buffer_are_set_aside_with_their_senders(buffer: Views, redis_url: str) -> None:
     """Each sender commits a sound trajectory, and puts its bomb in the place of the payload."""
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(len(BOMBS) + 1)])
     for bomb in [*BOMBS.values(), None]:
-        lease = buffer.actor.lease("any")
-        assert lease is not None
-        actor = f"sender-{lease.ticket.group_id}"
-        assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, actor=actor)) is InsertResult.STORED
+        lease = leased(buffer, "any")
+        group_id = lease.ticket.group_id
+        buffer.insert(lease, 0, actor=f"sender-{group_id}")
         if bomb is not None:
-            (name,) = redis_client.scan_iter(f"{key(run_id, 'train', 'blob', lease.ticket.group_id)}:*", count=1000)
-            redis_client.set(name, bomb())
-    answer = swallowed("claim", redis_url, run_id, str(len(BOMBS) + 1))
+            (name,) = buffer.names(f"blob:{group_id}")
+            buffer.client.set(name, bomb())
+    answer = swallowed("claim", redis_url, buffer.run_id, str(len(BOMBS) + 1))
     print(answer)
     assert answer["num_claimed"] == 1  # the sound one
     assert answer["grown_kib"] < MAX_GROWN_KIB
@@ -79,7 +71,7 @@ def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
     assert set(set_aside) == set(range(len(BOMBS)))
     assert {found.actor for found in set_aside.values()} == {f"sender-{number}" for number in range(len(BOMBS))}
     assert all(0 < len(found.reason) < MAX_REFUSAL_CHARS for found in set_aside.values())
-    ledger = buffer.learner.ledger()
+    ledger = buffer.ledger
     assert (ledger.quarantined, ledger.claimed, ledger.dropped) == (len(BOMBS), 1, {})
     assert ledger.balanced and buffer.audit() == []
 

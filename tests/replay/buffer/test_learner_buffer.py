@@ -158,10 +158,7 @@ def test_a_learner_after_a_lost_end_of_the_log_is_above_the_one_before(buffer: V
 
 def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(buffer: Views) -> None:
     buffer.play(0, 1, 2)
-    for group_id, payload in (
-        (0, b"\x00garbage"),
-        (1, buffer.client.get(buffer.names("blob:2:0")[0])),
-    ):
+    for group_id, payload in enumerate((b"\x00garbage", buffer.client.get(buffer.names("blob:2:0")[0]))):
         (blob,) = buffer.names(f"blob:{group_id}:0")
         buffer.client.set(blob, payload)
     assert buffer.claim(1, 3) == [2]

@@ -14,12 +14,11 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Outcome
-from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.replay.server.redis_server import Server
 from tests.proxy import Fault, Nth, Proxy
-from tests.replay.records.attempts import Views, attempt_at, ids, leased, make_buffer, partial_of, ticket
+from tests.replay.records.attempts import Views, ids, leased, make_buffer, ticket
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,13 @@ class Scene:
     buffer: Views  # through the proxy
     direct: Views
     client: redis.Redis
-    run_id: str
     lease: Lease
 
     def insert(self, member: int) -> InsertResult:
-        return self.buffer.actor.insert(self.lease, attempt_at(self.lease, member, run_id=self.run_id))
+        return self.buffer.actor.insert(self.lease, self.buffer.attempt(self.lease, member))
 
     def blob(self, group_id: int) -> Any:
-        (name,) = self.client.scan_iter(f"{key(self.run_id, 'train', 'blob', group_id)}:0:*")
+        (name,) = self.direct.names(f"blob:{group_id}:0")
         return name
 
 
@@ -52,13 +50,12 @@ def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Sce
     buffer.learner.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
     for group_id in range(3):
         lease = leased(buffer)
-        for member in range(2):
-            buffer.insert(lease, member)
+        buffer.insert(lease)
         assert lease.ticket.group_id == group_id
     assert buffer.claim() == [0]
     lease = leased(buffer)
     buffer.insert(lease, 0)
-    return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, run_id=run_id, lease=lease)
+    return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, lease=lease)
 
 
 def acts_as_the_newest_learner(scene: Scene) -> None:
@@ -74,16 +71,16 @@ def claims_what_is_lost(scene: Scene) -> list[int]:
 def hands_in_twice(scene: Scene) -> list[int]:
     """Returns the turns of what the next holder continues."""
     for member in (1, 2):
-        result = scene.buffer.actor.hand_in(scene.lease, partial_of(scene.lease, member, run_id=scene.run_id))
+        result = scene.buffer.actor.hand_in(scene.lease, scene.buffer.partial(scene.lease, member))
         assert result in (InsertResult.STORED, InsertResult.DUPLICATE)
     scene.direct.actor.release(scene.lease)
     return [len(partial.turns) for partial in leased(scene.direct).partials.values()]
 
 
 def leases_a_poisoned_partial(scene: Scene) -> int:
-    scene.direct.actor.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.actor.hand_in(scene.lease, scene.direct.partial(scene.lease, 1))
     scene.direct.actor.release(scene.lease)
-    (name,) = scene.client.scan_iter(f"{key(scene.run_id, 'train', 'partial')}:*")
+    (name,) = scene.direct.names("partial")
     scene.client.set(name, b"poison")
     return len(leased(scene.buffer).partials)
 
@@ -157,23 +154,18 @@ class Recorder:
         return Fault.NONE
 
 
-def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
+def life_of_a_run(buffer: Views) -> Iterator[str]:
     """Every verb at least once, each with something to do; yields the name of what was just done."""
-
-    def insert(lease: Lease, *members: int) -> None:
-        for member in members:
-            buffer.insert(lease, member)
-
     buffer.learner.acquire_epoch()
     yield "acquire_epoch"
     buffer.learner.open([ticket(group_id) for group_id in range(6)])
     yield "open"
     first, second, third, fourth, spare = (leased(buffer) for _ in range(5))
     yield "lease"
-    insert(first, 0, 1)
-    insert(second, 0, 1)
-    insert(spare, 0, 1)  # ready to the end, for what takes more than it should
-    insert(third, 0)
+    buffer.insert(first)
+    buffer.insert(second)
+    buffer.insert(spare)  # ready to the end, for what takes more than it should
+    buffer.insert(third, 0)
     yield "insert"
     assert buffer.actor.hand_in(fourth, buffer.partial(fourth, 0)) is InsertResult.STORED
     yield "hand_in"
@@ -198,7 +190,7 @@ def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
     yield "drop"
     fifth = leased(buffer)
     assert fifth.ticket.group_id == 3
-    insert(fifth, 0, 1)
+    buffer.insert(fifth)
     yield "insert into what was released"
     assert buffer.claim(2, 1) == [4]
     yield "claim for the same step"
@@ -223,7 +215,7 @@ def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(
     proxy.judge = recorder
     num_delivered = 0
     with connect(proxy.url(redis_server.password)) as through:
-        for verb in life_of_a_run(make_buffer(through, run_id), run_id):
+        for verb in life_of_a_run(make_buffer(through, run_id)):
             before = outcome(direct.learner.ledger())
             for request in recorder.requests:
                 deliver_again(redis_client, request)
