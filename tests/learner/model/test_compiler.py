@@ -59,19 +59,14 @@ def _nothing_compiled_yet() -> Iterator[None]:
     torch.compiler.reset()
 
 
-NO_LORA = LoraConfig()
-
-
 def models(
-    folder: Path, ranks: Ranks, *, activation_checkpointing: bool = False, lora: LoraConfig = NO_LORA
+    folder: Path, ranks: Ranks, *, checkpointed: bool = False, lora_rank: int = 0
 ) -> tuple[PackedModel, PackedModel]:
-    """Compiled, and not."""
+    """Compiled, and not; only the layers of the first may be checkpointed."""
+    plain = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=lora_rank))
     found = []
-    for compile in (True, False):
+    for settings in (dataclasses.replace(plain, compile=True, activation_checkpointing=checkpointed), plain):
         torch.manual_seed(0)  # for the adapters
-        settings = dataclasses.replace(
-            FLOAT32, compile=compile, lora=lora, activation_checkpointing=activation_checkpointing and compile
-        )
         found.append(load_model(folder, ranks=ranks, settings=settings))
     return found[0], found[1]
 
@@ -105,7 +100,7 @@ def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made
     tiny: Path, ranks: Ranks, backend: CountingBackend
 ) -> None:
     """With adapters and checkpointed layers; the window's test has neither. Only what enters a layer is kept."""
-    compiled, eager = models(tiny, ranks, activation_checkpointing=True, lora=LoraConfig(rank=4))
+    compiled, eager = models(tiny, ranks, checkpointed=True, lora_rank=4)
     num_graphs = []
     for lengths in PACKS:
         assert_alike(compiled, eager, lengths)
@@ -120,7 +115,7 @@ def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made
 
 @pytest.mark.long
 def test_shared_prefixes_need_no_code_of_their_own(tiny: Path, ranks: Ranks, backend: CountingBackend) -> None:
-    compiled, eager = models(tiny, ranks, activation_checkpointing=True)
+    compiled, eager = models(tiny, ranks, checkpointed=True)
     for lengths in PACKS[:3]:
         assert_alike(compiled, eager, lengths)
     num_graphs = backend.num_graphs
@@ -152,9 +147,8 @@ def test_layers_of_one_shape_share_their_code(tmp_path: Path, ranks: Ranks, back
 
 @pytest.mark.long
 def test_a_sliding_window_is_compiled_around(tmp_path: Path, ranks: Ranks, backend: CountingBackend) -> None:
-    folder = save_tiny_model(
-        tmp_path, use_sliding_window=True, sliding_window=5, layer_types=["sliding_attention", "full_attention"]
-    )
+    layers = ["sliding_attention", "full_attention"]
+    folder = save_tiny_model(tmp_path, use_sliding_window=True, sliding_window=5, layer_types=layers)
     compiled, eager = models(folder, ranks)
     num_graphs = []
     for lengths in PACKS[:4]:
@@ -183,7 +177,7 @@ def test_the_learner_compiles_the_policy_and_a_critic_of_its_own(
 @pytest.mark.long
 def test_native_code_computes_the_same(tiny: Path, ranks: Ranks) -> None:
     """With the compiler that is trained with: it needs g++, as `make setup` says."""
-    compiled, eager = models(tiny, ranks, activation_checkpointing=True)
+    compiled, eager = models(tiny, ranks, checkpointed=True)
     for lengths in PACKS[:2]:
         assert_alike(compiled, eager, lengths)
 

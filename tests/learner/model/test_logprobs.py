@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,8 @@ class LargestTensor(TorchDispatchMode):
 def test_logits_of_all_tokens_never_exist_forward_or_backward(entropy_gradient: bool) -> None:
     hidden, weight = torch.randn(50, 4, requires_grad=True), torch.randn(300, 4, requires_grad=True)
     with LargestTensor() as largest:
-        found = chunked_logprobs(
-            hidden, weight, None, torch.arange(50), temperature=0.7, chunk_tokens=8, entropy_gradient=entropy_gradient
-        )
+        named = {"temperature": 0.7, "chunk_tokens": 8, "entropy_gradient": entropy_gradient}
+        found = chunked_logprobs(hidden, weight, None, torch.arange(50), **named)
         (found.logprobs + found.entropies).sum().backward()
     assert largest.numel == 8 * 300
 
@@ -59,10 +59,9 @@ def test_no_loss_tokens_still_reach_the_head() -> None:
 
 
 def test_a_greedy_policy_is_refused() -> None:
+    target = torch.zeros(1, dtype=torch.long)
     with pytest.raises(ValueError, match="temperature must be > 0"):
-        chunked_logprobs(
-            torch.zeros(1, 2), torch.zeros(3, 2), None, torch.zeros(1, dtype=torch.long), temperature=0, chunk_tokens=1
-        )
+        chunked_logprobs(torch.zeros(1, 2), torch.zeros(3, 2), None, target, temperature=0, chunk_tokens=1)
 
 
 def test_the_entropy_has_no_gradient_unless_asked_for() -> None:
@@ -76,16 +75,13 @@ def test_each_target_has_the_temperature_that_it_was_sampled_at(device: torch.de
     hidden, weight, bias = (torch.randn(shape, device=device) for shape in ((5, 4), (7, 4), (7,)))
     targets, temperatures = torch.tensor([0, 3, 6, 2, 2], device=device), [0.5, 1.0, 0.5, 2.0, 1.3]
     kept = torch.tensor([[0, 1], [3, -1], [-1, -1], [2, 5], [-1, -1]], dtype=torch.int32, device=device)
+    in_twos = partial(chunked_logprobs, chunk_tokens=2)
     for sets in ({}, {"kept": kept, "has_kept": (kept >= 0).any(1)}):
-        found = chunked_logprobs(
-            hidden, weight, bias, targets, temperature=hidden.new_tensor(temperatures), chunk_tokens=2, **sets
-        )
+        found = in_twos(hidden, weight, bias, targets, temperature=hidden.new_tensor(temperatures), **sets)
         for row, temperature in enumerate(temperatures):
             one = slice(row, row + 1)
             of_row = {name: value[one] for name, value in sets.items()}
-            alone = chunked_logprobs(
-                hidden[one], weight, bias, targets[one], temperature=temperature, chunk_tokens=2, **of_row
-            )
+            alone = in_twos(hidden[one], weight, bias, targets[one], temperature=temperature, **of_row)
             torch.testing.assert_close(found.logprobs[one], alone.logprobs)
             torch.testing.assert_close(found.entropies[one], alone.entropies)
 
@@ -114,34 +110,24 @@ def test_all_is_as_in_a_softmax_of_each_token_over_what_it_was_sampled_from(
         return torch.autograd.grad(total, leaves)
 
     leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
-    found = chunked_logprobs(
-        *leaves,
-        targets,
-        kept=kept if has_sets else None,
-        temperature=0.7,
-        chunk_tokens=chunk_tokens,
-        entropy_gradient=entropy_gradient,
-    )
+    named = {"kept": kept if has_sets else None, "chunk_tokens": chunk_tokens, "entropy_gradient": entropy_gradient}
+    found = chunked_logprobs(*leaves, targets, temperature=0.7, **named)
 
     others = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     logprobs, entropies = [], []
     for row in range(11):  # one token after another, from the definition: p = exp(z) / sum over the set
         words = [word for word in kept[row].tolist() if word >= 0] if has_sets else list(range(9))
-        exponentials = torch.stack(
-            [((others[0][row] @ others[1][word] + others[2][word]) / 0.7).exp() for word in words]
-        )
+        logits = [others[0][row] @ others[1][word] + others[2][word] for word in words]
+        exponentials = (torch.stack(logits) / 0.7).exp()
         probabilities = exponentials / exponentials.sum()
         logprobs.append(probabilities[words.index(int(targets[row]))].log())
         entropies.append(-(probabilities * probabilities.log()).sum())
     expected = TokenLogprobs(logprobs=torch.stack(logprobs), entropies=torch.stack(entropies))
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.entropies, expected.entropies, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(
-        gradients(found.logprobs, found.entropies, leaves),
-        gradients(expected.logprobs, expected.entropies, others),
-        rtol=1e-10,
-        atol=1e-12,
-    )
+    of_leaves = gradients(found.logprobs, found.entropies, leaves)
+    of_others = gradients(expected.logprobs, expected.entropies, others)
+    torch.testing.assert_close(of_leaves, of_others, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -183,18 +169,10 @@ def test_the_derivative_is_that_of_differences(sets: str, temperature: float | s
     if sets == "some":
         named = {"kept": kept.masked_fill(~has_kept[:, None], -1), "has_kept": has_kept}
     each = torch.tensor([0.5, 1.0, 2.0, 0.8, 1.3], dtype=torch.float64)
+    named |= {"temperature": each if isinstance(temperature, str) else temperature, "entropy_gradient": True}
 
     def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        found = chunked_logprobs(
-            hidden,
-            weight,
-            bias,
-            targets,
-            temperature=each if isinstance(temperature, str) else temperature,
-            chunk_tokens=2,
-            entropy_gradient=True,
-            **named,
-        )
+        found = chunked_logprobs(hidden, weight, bias, targets, chunk_tokens=2, **named)
         return found.logprobs, found.entropies
 
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
@@ -205,19 +183,11 @@ def test_absent_ids_have_no_probability_and_no_gradient(with_kept: bool) -> None
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
     targets, known = torch.tensor([0, 1, 3, 7, 3]), torch.tensor([0, 1, 2, 3, 5, 6, 7])
-    kept = torch.tensor([[0, 1], [1, -1], [3, 5], [7, 2], [3, 0]]) if with_kept else None
-    found = chunked_logprobs(
-        hidden,
-        weight,
-        None,
-        targets,
-        kept=kept,
-        has_kept=torch.tensor([False, True, False, True, False]) if with_kept else None,
-        absent=torch.tensor([4, 8]),
-        temperature=0.8,
-        chunk_tokens=2,
-        entropy_gradient=True,
-    )
+    named: dict[str, Any] = {"absent": torch.tensor([4, 8]), "temperature": 0.8, "entropy_gradient": True}
+    if with_kept:
+        named["kept"] = torch.tensor([[0, 1], [1, -1], [3, 5], [7, 2], [3, 0]])
+        named["has_kept"] = torch.tensor([False, True, False, True, False])
+    found = chunked_logprobs(hidden, weight, None, targets, chunk_tokens=2, **named)
     (found.logprobs.sum() + found.entropies.sum()).backward()
     assert torch.isfinite(hidden.grad).all() and torch.isfinite(weight.grad).all()
     assert not weight.grad[[4, 8]].any() and weight.grad[known].abs().min() > 0
