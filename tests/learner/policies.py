@@ -48,9 +48,8 @@ def batches(draw: st.DrawFn) -> Tokens:
     return Tokens(
         current=column(_LOGPROB),
         behaviour=column(_LOGPROB),
-        advantages=column(
-            st.floats(-3, 3).map(lambda a: a if abs(a) > 1e-100 else 0.0)
-        ),  # else weights lose their digits
+        # Smaller ones would cost weights their digits.
+        advantages=column(st.floats(-3, 3).map(lambda a: a if abs(a) > 1e-100 else 0.0)),
         sequences=of_lengths(*lengths),
     )
 

@@ -13,13 +13,9 @@ from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.objective.guard import Evidence, decide, trajectory_ess
 from slipstream.learner.objective.ratio import Sequences
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step import step_metrics
 from slipstream.learner.step.loss import PolicyLoss, policy_loss
-from slipstream.learner.step.step_metrics import (
-    MicroBatchSums,
-    evidence_from,
-    measured_over_ranks,
-    trajectory_sums_over_ranks,
-)
+from slipstream.learner.step.step_metrics import MicroBatchSums
 from tests.learner.policies import Tokens, any_batch, loss_tokens, of_lengths
 
 OBJECTIVE = ObjectiveConfig()
@@ -85,19 +81,10 @@ def loss_of(
 
 
 def evidence_of(losses: list[tuple[PolicyLoss, Sequences]], *, num_trajectories: int, ranks: Ranks) -> Evidence:
-    parts = [
-        MicroBatchSums(
-            loss=loss,
-            trajectories=sequences.trajectories,
-            value_loss=None,
-            entropy_sum=torch.zeros(()),
-            num_computed_tokens=0,
-            num_pairs=0,
-        )
-        for loss, sequences in losses
-    ]
-    sums = trajectory_sums_over_ranks(parts, num_trajectories=num_trajectories, ranks=ranks)
-    return evidence_from(sums, measured_over_ranks(parts, ranks=ranks))
+    rest = {"value_loss": None, "entropy_sum": torch.zeros(()), "num_computed_tokens": 0, "num_pairs": 0}
+    parts = [MicroBatchSums(loss=loss, trajectories=each.trajectories, **rest) for loss, each in losses]
+    sums = step_metrics.trajectory_sums_over_ranks(parts, num_trajectories=num_trajectories, ranks=ranks)
+    return step_metrics.evidence_from(sums, step_metrics.measured_over_ranks(parts, ranks=ranks))
 
 
 def bounded(preset: Path) -> ObjectiveConfig:
@@ -163,13 +150,13 @@ def test_a_trajectory_is_one_however_its_branches_are_packed(ranks: Ranks) -> No
 
 @any_batch
 def test_the_guards_weights_are_those_of_the_gradient(tokens: Tokens) -> None:
-    for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"):
-        for correction in ("none", "token_mask"):
-            objective = ObjectiveConfig(surrogate=surrogate, correction=correction, dual_clip=3.0)
-            current = tokens.current.clone().requires_grad_()
-            loss = policy_loss(tokens.read(current), objective=objective)
-            (slope,) = torch.autograd.grad(loss.loss_sum, current)
-            weighed = tokens.advantages != 0
-            weights = (slope[weighed] / tokens.advantages[weighed]).abs()
-            assert float(loss.weight_sum) == pytest.approx(float(weights.sum()), rel=1e-9, abs=1e-12)
-            assert float(loss.weight_square_sum) == pytest.approx(float(weights.square().sum()), rel=1e-9, abs=1e-12)
+    surrogates = ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")
+    for surrogate, correction in product(surrogates, ("none", "token_mask")):
+        objective = ObjectiveConfig(surrogate=surrogate, correction=correction, dual_clip=3.0)
+        current = tokens.current.clone().requires_grad_()
+        loss = policy_loss(tokens.read(current), objective=objective)
+        (slope,) = torch.autograd.grad(loss.loss_sum, current)
+        weighed = tokens.advantages != 0
+        weights = (slope[weighed] / tokens.advantages[weighed]).abs()
+        found, expected = (loss.weight_sum, loss.weight_square_sum), (weights.sum(), weights.square().sum())
+        assert [*map(float, found)] == pytest.approx([*map(float, expected)], rel=1e-9, abs=1e-12), objective

@@ -17,9 +17,8 @@ def test_the_estimate_equals_a_derivation_from_probabilities(tokens: Tokens) -> 
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9) and min(found) >= -1e-12
 
 
-WORDS = st.lists(
-    st.tuples(*[st.floats(-0.34, 0.34)] * 3), min_size=2, max_size=6
-)  # logits of three policies; no ratio above 4
+# Logits of three policies; no ratio above 4.
+WORDS = st.lists(st.tuples(*[st.floats(-0.34, 0.34)] * 3), min_size=2, max_size=6)
 
 
 def expected(values: torch.Tensor, policy: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -103,9 +103,8 @@ def inert_changes(config: Config) -> list[str]:
 def changes(objective: ObjectiveConfig) -> Iterator[tuple[str, str | float]]:
     """One key at a time: every other word, and numbers that are smaller and larger, or switched on."""
     for name, words in WORDS.items():
-        yield from (
-            (name, word) for word in words if word != getattr(objective, name) and computes(objective, name, word)
-        )
+        others = [word for word in words if word != getattr(objective, name)]
+        yield from ((name, word) for word in others if computes(objective, name, word))
     for name in NUMBERS:
         value = getattr(objective, name)
         if isinstance(value, bool):
@@ -184,10 +183,8 @@ def batch() -> tuple[list[Group], list[dict[str, npt.NDArray[np.float64]]]]:
     """
     rng = np.random.default_rng(1)
     trajectories = [attempt(rng, alike=number < NUM_MEMBERS) for number in range(NUM_GROUPS * NUM_MEMBERS)]
-    groups = [
-        group_of(trajectories[start : start + NUM_MEMBERS], group_id=start)
-        for start in range(0, len(trajectories), NUM_MEMBERS)
-    ]
+    starts = range(0, len(trajectories), NUM_MEMBERS)
+    groups = [group_of(trajectories[start : start + NUM_MEMBERS], group_id=start) for start in starts]
     numbers = []
     for number, trajectory in enumerate(trajectories):
         behaviour = trajectory.behaviour_logprob_array()[trajectory.loss_mask_array()].astype(np.float64)
@@ -243,11 +240,8 @@ def weighed(*values: object) -> tuple[Packed, int, Tensor]:
         current_logprobs=in_order("current") if objective.advantage == "vtrace" else None,
     )
     sequences = sequences_with_advantages(groups, objective=objective, measured=measured)
-    divisor = loss_divisor(
-        num_loss_tokens=count_loss_tokens(sequences),
-        num_trajectories=count_trajectories(sequences),
-        objective=objective,
-    )
+    num_tokens, num_trajectories = count_loss_tokens(sequences), count_trajectories(sequences)
+    divisor = loss_divisor(num_loss_tokens=num_tokens, num_trajectories=num_trajectories, objective=objective)
     kept = torch.tensor([float(teaches(group, objective=objective)) for group in groups], dtype=torch.float64)
     return pack(sequences), divisor, kept
 
@@ -272,9 +266,8 @@ def outcome(objective: ObjectiveConfig) -> Tensor:
 
 
 def guard_scales(objective: ObjectiveConfig) -> Tensor:
-    evidence = [Evidence(weight_mean=1.0, token_ess=0.05, trajectory_ess=0.5)] + [
-        Evidence(weight_mean=mean, token_ess=1.0, trajectory_ess=1.0) for mean in np.linspace(0.2, 5, 97)
-    ]
+    evidence = [Evidence(weight_mean=mean, token_ess=1.0, trajectory_ess=1.0) for mean in np.linspace(0.2, 5, 97)]
+    evidence.append(Evidence(weight_mean=1.0, token_ess=0.05, trajectory_ess=0.5))
     return torch.tensor([decide(each, objective=objective).scale for each in evidence], dtype=torch.float64)
 
 

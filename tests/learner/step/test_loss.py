@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -73,9 +74,8 @@ def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not(
     entropies = float64(1.0, 3.0)
 
     def loss_of(entropies: Tensor) -> Tensor:
-        tokens = loss_tokens(
-            float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), sequences=of_lengths(2), entropies=entropies
-        )
+        others = {"sequences": of_lengths(2), "entropies": entropies}
+        tokens = loss_tokens(float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), **others)
         return policy_loss(tokens, objective=ObjectiveConfig(entropy_bonus=0.01)).loss_sum
 
     assert float(loss_of(entropies)) == pytest.approx(-1 - 0.01 * 4)
@@ -146,18 +146,13 @@ def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> N
 
 def test_a_token_of_vanishing_behaviour_probability_gives_no_nan() -> None:
     current, behaviour = torch.tensor([-0.1, -1.0]), torch.tensor([-200.0, -1.0])
-    for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv"):
-        for correction in ("none", "token_mask"):
-            loss, slope = loss_and_gradient(
-                current, behaviour, torch.tensor([-1.0, 1.0]), surrogate=surrogate, correction=correction
-            )
-            assert bool(torch.isfinite(loss.loss_sum))
-            assert bool(torch.isfinite(slope).all())
-            assert slope[1] == -1.0
+    advantages = torch.tensor([-1.0, 1.0])
+    for surrogate, correction in product(("ppo_clip", "gspo", "cispo", "dppo_tv"), ("none", "token_mask")):
+        loss, slope = loss_and_gradient(current, behaviour, advantages, surrogate=surrogate, correction=correction)
+        assert bool(torch.isfinite(loss.loss_sum)) and bool(torch.isfinite(slope).all()), (surrogate, correction)
+        assert slope[1] == -1.0, (surrogate, correction)
 
 
 def test_a_pack_without_loss_tokens_sums_to_zero() -> None:
     loss, _ = loss_and_gradient(torch.zeros(0), torch.zeros(0), torch.zeros(0), (0,))
-    assert float(loss.loss_sum) == 0
-    assert float(loss.ratio_max) == 0
-    assert float(loss.num_masked_sequences) == 0
+    assert (float(loss.loss_sum), float(loss.ratio_max), float(loss.num_masked_sequences)) == (0, 0, 0)
