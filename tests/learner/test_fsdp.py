@@ -5,7 +5,6 @@ This process is the one rank, two others are made once and leave what they found
 
 import dataclasses
 import json
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,11 @@ from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.pack import count_loss_tokens, micro_batches, numbered
-from slipstream.learner.checkpoint.checkpoint import Progress, latest_checkpoint, load
-from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
+from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
 from slipstream.learner.learner import train_on
 from slipstream.learner.model import kernel
 from slipstream.learner.model.critic import ValueModel, critic_shards
 from slipstream.learner.model.gradient import apply_gradient, backward
-from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_kind, load_model
 from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.model.weight_shards import full_tensors, whole
@@ -33,6 +30,7 @@ from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from tests.learner import even_game
+from tests.learner.checkpoint.test_checkpoint import Learner, begun
 from tests.learner.even_game import load_player
 from tests.learner.model.test_model_families import EXACT, SEEING, save
 from tests.several_ranks import SeveralRanks
@@ -98,13 +96,11 @@ def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False)
     torch.manual_seed(0)  # for the adapters
     lora = LoraConfig(rank=4 if model_folder.name == "adapters_model" else 0)
     model = load_model(model_folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, compile=compile, lora=lora))
-    optimizer = make_optimizer(model, config=OPTIM)
-    schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
-    measured = [one_step(0, model, optimizer, schedule, ranks)]
-    progress = Progress(step=1, policy_version=1, highest_published=1, next_group_id=0, tokens_trained=0)
-    with closing(CheckpointWriter(out / "checkpoints", ranks=ranks, keep=1)) as checkpoints:
-        checkpoints.begin(model, optimizer, schedule, progress=progress, once_durable=lambda: None)
-        measured += [one_step(step, model, optimizer, schedule, ranks) for step in (1, 2)]
+    learner = begun(model, ranks, OPTIM)
+    measured = [one_step(0, learner)]
+    with learner.writing(out / "checkpoints", keep=1) as checkpoints:
+        learner.begin(checkpoints, 1)
+        measured += [one_step(step, learner) for step in (1, 2)]
         checkpoints.wait()
     write_down(model, out, ranks=ranks)
     if ranks.rank == 0:
@@ -113,26 +109,18 @@ def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False)
             save_file(gradients, out / f"gradients_{step}.safetensors")
 
 
-def resume(model_folder: Path, begun: Path, out: Path, *, ranks: Ranks) -> None:
-    """Do the last two of STEPS after the checkpoint in `begun`."""
-    model = load_model(model_folder, ranks=ranks, settings=FLOAT32)
-    optimizer = make_optimizer(model, config=OPTIM)
-    schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
-    newest = latest_checkpoint(begun / "checkpoints")
-    load(newest, model=model, optimizer=optimizer, schedule=schedule)
+def resume(model_folder: Path, trained: Path, out: Path, *, ranks: Ranks) -> None:
+    """Do the last two of STEPS after the checkpoint in `trained`."""
+    learner = begun(load_model(model_folder, ranks=ranks, settings=FLOAT32), ranks, OPTIM)
+    learner.load(latest_checkpoint(trained / "checkpoints"))
     for step in (1, 2):
-        one_step(step, model, optimizer, schedule, ranks)
-    write_down(model, out, ranks=ranks)
+        one_step(step, learner)
+    write_down(learner.model, out, ranks=ranks)
 
 
-def one_step(
-    step: int,
-    model: PackedModel,
-    optimizer: torch.optim.AdamW,
-    schedule: torch.optim.lr_scheduler.LambdaLR,
-    ranks: Ranks,
-) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def one_step(step: int, learner: Learner) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """The step's metrics, and the gradient that the same packs give to the mean log-probability."""
+    model, ranks = learner.model, learner.ranks
     drawn = [random_sequence(length, seed=100 * step + length) for length in STEPS[step]]
     sequences = numbered([dataclasses.replace(each, lags=np.arange(each.num_tokens, dtype=np.int32))] for each in drawn)
     batches = micro_batches(
@@ -144,21 +132,18 @@ def one_step(
         backward(logprobs.sum(), ranks=ranks, divisor=num_loss_tokens)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = {name: parameter.grad.full_tensor() for name, parameter in trained.items()}
-    optimizer.zero_grad()
+    learner.optimizer.zero_grad()
     metrics = train_step(
-        StepModels(policy=model, optimizer=optimizer, schedule=schedule),
+        StepModels(policy=model, optimizer=learner.optimizer, schedule=learner.schedule),
         StepBatch.of(sequences, batches),
         settings=StepSettings(objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5),
         ranks=ranks,
     )
-    by_lag = {
-        f"{bucket} {name}": x
-        for bucket, tokens in metrics.by_lag.items()
-        for name, x in dataclasses.asdict(tokens).items()
-    }
+    of_buckets = {bucket: dataclasses.asdict(tokens) for bucket, tokens in metrics.by_lag.items()}
+    by_lag = {f"{bucket} {name}": x for bucket, numbers in of_buckets.items() for name, x in numbers.items()}
     assert by_lag["33_up masked_fraction"] == 1.0 if step == 0 else "33_up fraction" not in by_lag
-    nested = {"num_micro_batches": 0, "num_computed_tokens": 0, "num_pairs": 0, "values": 0, "by_lag": 0, "evidence": 0}
-    nested |= {"tokens": 0}
+    names = ("num_micro_batches", "num_computed_tokens", "num_pairs", "values", "by_lag", "evidence", "tokens")
+    nested = dict.fromkeys(names, 0)
     return dataclasses.asdict(metrics) | nested | dataclasses.asdict(metrics.evidence) | by_lag, gradients
 
 
@@ -192,18 +177,17 @@ def play(model_folder: Path, out: Path, *, game: str, ranks: Ranks) -> None:
 
 def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     """Give one rank a gradient that is not finite, then both a finite one, and write down what each made of it."""
-    model = load_model(model_folder, ranks=ranks, settings=FLOAT32)
-    optimizer = make_optimizer(model, config=OPTIM)
-    schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
+    learner = begun(load_model(model_folder, ranks=ranks, settings=FLOAT32), ranks, OPTIM)
+    model = learner.model
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
     (packed,) = micro_batches([random_sequence(20, seed=ranks.rank)], max_tokens=50, num_ranks=1, rank=0)
     skipped, changed = [], []
     for factor in (float("inf") if ranks.rank == 1 else 1.0, 1.0):
         logprobs = model(packed).logprobs
         backward(logprobs.sum() * factor, ranks=ranks, divisor=17)
-        skipped.append(apply_gradient(optimizer, schedule, max_grad_norm=1.0).skipped)
+        skipped.append(apply_gradient(learner.optimizer, learner.schedule, max_grad_norm=1.0).skipped)
         changed.append(any(not torch.equal(tensor, before[name]) for name, tensor in full_tensors(model)))
-    out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))
+    out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": learner.schedule.last_epoch}))
 
 
 def refuse(model_folder: Path, out: Path, *, ranks: Ranks) -> None:

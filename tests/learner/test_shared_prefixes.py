@@ -184,9 +184,8 @@ def test_bfloat16_differs_by_rounding_alone(tiny: Path, ranks: Ranks, device: to
         packed = pack(a_tree(seed=1), share_prefixes=share_prefixes)
         logprobs = model(packed.to(device)).logprobs
         logprobs.sum().backward()
-        found.append(
-            (in_order(packed, logprobs.detach().cpu()), torch.cat([each.flatten() for each in gradients(model)]))
-        )
+        gradient = torch.cat([each.flatten() for each in gradients(model)])
+        found.append((in_order(packed, logprobs.detach().cpu()), gradient))
     (shared, of_shared), (apart, of_apart) = found
     for tokens, logprobs in apart.items():
         assert float((shared[tokens] - logprobs).abs().mean()) < 0.1
@@ -211,12 +210,14 @@ def test_a_kernel_that_is_wrong_with_shared_keys_is_found_at_the_start_and_named
         return plain(query, key, value, attn_mask=mask, **others)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", first_aligned)
+    why = "prefixes that sequences share are computed for each: attention with keys that sequences share"
+    check_that_it_shares_none(tiny, ranks, caplog, why)
+
+
+def check_that_it_shares_none(folder: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture, why: str) -> None:
     with caplog.at_level(logging.INFO):
-        model = load_model(tiny, ranks=ranks, settings=FLOAT32)
-    assert not model.shares_prefixes
-    assert (
-        "prefixes that sequences share are computed for each: attention with keys that sequences share" in caplog.text
-    )
+        model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    assert not model.shares_prefixes and why in caplog.text
 
 
 def test_a_model_whose_states_differ_with_shared_prefixes_computes_them_for_each(
@@ -230,7 +231,4 @@ def test_a_model_whose_states_differ_with_shared_prefixes_computes_them_for_each
         return rotate(q * (1 + place)[:, None], k, cos, sin, **others)
 
     monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", by_place)
-    with caplog.at_level(logging.INFO):
-        model = load_model(tiny, ranks=ranks, settings=FLOAT32)
-    assert not model.shares_prefixes
-    assert "the model's log-probabilities would differ by" in caplog.text
+    check_that_it_shares_none(tiny, ranks, caplog, "the model's log-probabilities would differ by")

@@ -12,7 +12,7 @@ from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.warm_start import WarmStartStep, imitate
 from tests.learner.even_game import recorded
-from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
+from tests.tools.run.tiny_model import FLOAT32
 
 
 def expert_episode(task: int) -> Trajectory:
@@ -29,8 +29,8 @@ def imitate_and_watch(
     return steps
 
 
-def test_imitation_teaches_the_experts_tokens(tmp_path: Path, ranks: Ranks) -> None:
-    model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
+def test_imitation_teaches_the_experts_tokens(tiny: Path, ranks: Ranks) -> None:
+    model = load_model(tiny, ranks=ranks, settings=FLOAT32)
     steps = imitate_and_watch(model, ranks, WarmStartConfig(episodes=16, batch_tokens=48, lr=3e-3), repeats=12)
     # Twelve times 96 tokens, in steps of 48.
     assert len(steps) == 24
@@ -40,20 +40,16 @@ def test_imitation_teaches_the_experts_tokens(tmp_path: Path, ranks: Ranks) -> N
         assert model(packed).logprobs.mean() > -0.5
 
 
-def test_the_same_seed_gives_the_same_losses(tmp_path: Path, ranks: Ranks) -> None:
-    folder = save_tiny_model(tmp_path)
+def test_the_same_seed_gives_the_same_losses(tiny: Path, ranks: Ranks) -> None:
     config = WarmStartConfig(episodes=16, batch_tokens=24, lr=1e-3)
-    first, second = (
-        imitate_and_watch(load_model(folder, ranks=ranks, settings=FLOAT32), ranks, config) for _ in range(2)
-    )
-    assert len(first) == 4
-    assert first == second
+    models = (load_model(tiny, ranks=ranks, settings=FLOAT32) for _ in range(2))
+    first, second = (imitate_and_watch(model, ranks, config) for model in models)
+    assert len(first) == 4 and first == second
 
 
-def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1(tmp_path: Path, ranks: Ranks) -> None:
-    folder = save_tiny_model(tmp_path)
+def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1(tiny: Path, ranks: Ranks) -> None:
     model, hot = (
-        load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=temperature))
+        load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=temperature))
         for temperature in (1.0, 1.7)
     )
     packed = pack([part for task in range(16) for part in sequences_of(expert_episode(task), advantage=0.0)])
@@ -64,7 +60,7 @@ def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1(tmp_path: 
     assert hot.settings.temperature == 1.7
 
 
-def test_nothing_to_imitate_is_refused(tmp_path: Path, ranks: Ranks) -> None:
-    model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
+def test_nothing_to_imitate_is_refused(tiny: Path, ranks: Ranks) -> None:
+    model = load_model(tiny, ranks=ranks, settings=FLOAT32)
     with pytest.raises(ConfigError, match=r"`warm_start.episodes` is 4, but the run's demonstrations have no episode"):
         next(imitate(model, [], config=WarmStartConfig(episodes=4), ranks=ranks, seed=0, micro_batch_tokens=32))

@@ -52,15 +52,8 @@ class Place:
         self.views = make_buffer(client, run_id)
 
     def join(self) -> Connections:
-        return join_run(
-            self.client,
-            self.config,
-            model_folder=Path(),
-            model_files=[],
-            vocab_size=100,
-            tokenizer_root="",
-            own_modules={},
-        )
+        nothing = {"model_files": [], "tokenizer_root": "", "own_modules": {}}
+        return join_run(self.client, self.config, model_folder=Path(), vocab_size=100, **nothing)
 
     def taken(self) -> Fence:
         fence = Fence(self.dir.checkpoints)
@@ -72,22 +65,19 @@ class Place:
         connections: Connections | None = None,
         fence: Fence | None = None,
         *,
-        step: int = 0,
         progress: Progress = START,
         adapted: Adapted | None = None,
     ) -> Lead:
-        """A learner that has made `step` steps; its connections and its fence are new ones unless they are given."""
+        """A learner at `progress`; its connections and its fence are new ones unless they are given."""
         connections = connections or self.join()
-        publishing = publisher_settings(
-            self.redis_url, self.run_id, WEIGHTS, learner_epoch=connections.epoch, adapted=adapted
-        )
+        settings = {"learner_epoch": connections.epoch, "adapted": adapted}
         return Lead(
             connections,
             self.config,
             self.dir,
-            progress=after(step) if step else progress,
+            progress=progress,
             conditions={},
-            publishing=publishing,
+            publishing=publisher_settings(self.redis_url, self.run_id, WEIGHTS, **settings),
             fence=fence or self.taken(),
             flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
             decode=str,
@@ -168,7 +158,7 @@ def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(p
     first.prepare_checkpoint(after(1))()
     place.play_and_record(first, step=2)
     first.close()
-    resumed = place.begin(step=1)
+    resumed = place.begin(progress=after(1))
     place.play_and_record(resumed, step=3, as_step=2)
     resumed.close()
     assert place.produced() == [(1, 2), (2, 4)]
@@ -181,7 +171,7 @@ def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(place: Pla
     first.prepare_checkpoint(after(1))()
     first.close()
     place.client.flushdb()
-    resumed = place.begin(step=1)
+    resumed = place.begin(progress=after(1))
     place.play_and_record(resumed, step=2)
     resumed.close()
     assert place.produced() == [(1, 2), (2, 2)]
@@ -208,7 +198,7 @@ def test_a_learner_killed_before_its_checkpoint_was_settled_leaves_a_whole_tally
     first.close()
     at_first = load_tally(place.dir.tally)
     assert (at_first.durable_step, at_first.lag) == (0, {})
-    resumed = place.begin(step=1)
+    resumed = place.begin(progress=after(1))
     resumed.close()
     assert resumed.train.ledger().trained == 1
     tally = load_tally(place.dir.tally)
