@@ -190,24 +190,19 @@ def test_each_blob_of_a_version_can_be_checked_on_its_own() -> None:
 def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_to_who_has_not(plane: Plane) -> None:
     bulletin = plane.bulletin
     versions = nudged_versions(6)
-    near = plane.info("near", "broadcast")
-    late = plane.info("late", "broadcast")
+    near, late = plane.info("near", "broadcast"), plane.info("late", "broadcast")
 
     def sent() -> Blob:
         """What the last broadcast was of."""
-        offer = bulletin.latest()
-        group = bulletin.sealed_group(offer.invitation.number)
-        return group.blob
+        return bulletin.sealed_group(plane.offer().invitation.number).blob
 
     def manifest() -> Manifest:
-        offer = bulletin.latest()
-        return offer.manifest
+        return plane.offer().manifest
 
     with plane.publishing(anchor_every=3) as publisher, a_receiver() as far:
 
         def pulled() -> bytes:
-            offer = bulletin.latest()
-            return bytes(far.receive(offer).numpy())
+            return bytes(far.receive(plane.offer()).numpy())
 
         with spawned((receive_all, (near,))) as received:
             wait_until(lambda: bulletin.broadcast_members() == ["near"], "a member, to be invited to version 0")

@@ -18,7 +18,7 @@ from slipstream.learner.supply.supply import Supply, SupplyDried
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Lease
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
-from tests.replay.records.attempts import Views, earning, ids, leased, make_buffer, verdict_on
+from tests.replay.records.attempts import Views, earning, ids, leased, make_buffer, turn, verdict_on
 
 
 def config(*overrides: str) -> Config:
@@ -89,12 +89,11 @@ def test_what_was_reopened_is_too_old_by_the_steps_since_a_resume_and_not_by_the
     scene: Scene, steps_since: int
 ) -> None:
     """Four groups by version 0, the checkpoint's; 9 were published, so the learner came back as version 10."""
-    settings = config("replay.max_lag=2", "learner.claim_timeout_s=0.3")
     scene.admitted()
     scene.work()
     begun = Progress(step=0, policy_version=0, highest_published=9, next_group_id=4, tokens_trained=0)
     at = msgspec.structs.replace(begun.resumed_as(10), step=steps_since, policy_version=10 + steps_since)
-    supply = Supply(scene.learner, settings, first_group_id=at.next_group_id)
+    supply = scene.supply("replay.max_lag=2", "learner.claim_timeout_s=0.3", first=at.next_group_id)
     if steps_since <= 2:
         batch = supply.next_batch(at, scene.shutdown)
         assert batch is not None and len(batch.groups) == 2 and scene.ledger.dropped == {}
@@ -198,9 +197,8 @@ def test_no_group_is_used_twice_in_one_step(scene: Scene) -> None:
     scene.admitted("replay.max_uses=2")
     scene.work(lambda group_id: (0.0, float(group_id > 0)))
     assert scene.ledger.ready == 2  # 0, which teaches nothing, and 1
-    scene.dries(
-        scene.supply("replay.max_uses=2", "objective.allocation=per_turn", "learner.claim_timeout_s=0.2", first=2)
-    )
+    twice = ["replay.max_uses=2", "objective.allocation=per_turn", "learner.claim_timeout_s=0.2"]
+    scene.dries(scene.supply(*twice, first=2))
     ledger = scene.ledger
     assert (ledger.dropped, ledger.ready, ledger.ready_uses) == ({"zero_variance": 1}, 1, 1)
     assert ledger.queued >= 1  # another for this step: 1 has been used in it
@@ -243,14 +241,15 @@ def test_ready_groups_count_as_far_as_they_teach(scene: Scene, settings: tuple[s
 
 def test_groups_that_are_not_urgent_prefer_the_newest_weights(scene: Scene) -> None:
     """The first groups may be played by any version that the lag allows; a step that has its groups is in no hurry."""
-    supply = scene.supply("replay.target_lag=2", "learner.steps=9")
-    supply.admit(1, [], published_version=3)
-    first = scene.work()
-    assert {(lease.ticket.min_policy_version, lease.ticket.preferred_policy_version) for lease in first} == {(1, 1)}
+    supply = scene.admitted("replay.target_lag=2", "learner.steps=9", version=3)
+    assert {oldest_and_preferred(lease) for lease in scene.work()} == {(1, 1)}
     scene.batch(supply, 1, 4)
     supply.admit(2, [], published_version=5)  # the groups of this step are ready
-    then = scene.work()
-    assert {(lease.ticket.min_policy_version, lease.ticket.preferred_policy_version) for lease in then} == {(3, 5)}
+    assert {oldest_and_preferred(lease) for lease in scene.work()} == {(3, 5)}
+
+
+def oldest_and_preferred(lease: Lease) -> tuple[int, int]:
+    return lease.ticket.min_policy_version, lease.ticket.preferred_policy_version
 
 
 def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(scene: Scene) -> None:
@@ -261,9 +260,7 @@ def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(scene: Sce
             attempt = scene.buffer.attempt(lease, member)
             sooner = member == 1 and lease.ticket.group_id == 1
             turns = [
-                msgspec.structs.replace(
-                    attempt.turns[0], start=start, stop=start + 1, state_key=state, rewards={"task": float(earns)}
-                )
+                turn(start, start + 1, float(earns), state=state)
                 for start, state, earns in ((2, "start", sooner), (3, "next", not sooner))
             ]
             scene.actor.insert(lease, msgspec.structs.replace(attempt, turns=turns))
@@ -291,8 +288,8 @@ def test_groups_of_trees_are_dropped_where_an_objective_counts_tokens_twice(scen
     while (lease := scene.actor.lease("a")) is not None:
         for member in range(3):
             attempt = earning(scene.buffer.attempt(lease, member), float(member))
-            (turn,) = attempt.turns
-            turns = [msgspec.structs.replace(turn, stop=3), msgspec.structs.replace(turn, start=3)]
+            (whole,) = attempt.turns
+            turns = [msgspec.structs.replace(whole, stop=3), msgspec.structs.replace(whole, start=3)]
             fork = Fork(parent=0, num_turns=1) if member == 2 and lease.ticket.group_id else None
             scene.actor.insert(lease, msgspec.structs.replace(attempt, turns=turns, fork=fork))
     other = config("replay.group_size=3", "learner.claim_timeout_s=0.2")
@@ -381,7 +378,6 @@ def test_a_synchronous_step_replaces_a_group_while_later_ones_are_played_and_wai
 
 
 def test_a_synchronous_step_waits_for_no_group_that_has_failed_for_good(scene: Scene) -> None:
-
     def play(_: float = 0.0) -> None:
         while (lease := scene.actor.lease("a")) is not None:
             if lease.ticket.group_id == 0:
@@ -448,8 +444,7 @@ def test_hopeless_tasks_and_equal_siblings_end_the_run(scene: Scene, returns: tu
 
 def test_where_all_tasks_are_solved_the_deadline_ends_the_run_as_finished(scene: Scene) -> None:
     batch = batch_of_equals(scene, returns=(1.0, 1.0))
-    assert batch.groups == []
-    assert batch.num_dropped["zero_variance"] >= FEWEST_EPISODES / 2
+    assert batch.groups == [] and batch.num_dropped["zero_variance"] >= FEWEST_EPISODES / 2
     assert scene.ledger.claimed == 0 and scene.buffer.audit() == []
 
 

@@ -134,9 +134,8 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
 def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
     actor.join_broadcast("a", ttl_s=60)
     assert learner.broadcast_members() == ["a"]
-    offer = Offer(
-        manifest=sealed([], memoryview(b""), policy_version=1, learner_epoch=epoch), pull_endpoint="tcp://127.0.0.1:1"
-    )
+    manifest = sealed([], memoryview(b""), policy_version=1, learner_epoch=epoch)
+    offer = Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1")
     learner.announce(offer)
     learner.announce(msgspec.structs.replace(offer, pull_endpoint="tcp://127.0.0.1:2"))
     latest = actor.latest()

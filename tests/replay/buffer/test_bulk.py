@@ -36,6 +36,16 @@ def read(bulk_path: Bulk, names: list[str]) -> list[bytes | WireError | None]:
     return bulk_path.read(names, lambda _, payload: kept(payload))
 
 
+def store_all(client: redis.Redis, run_id: str, sizes: list[int | None]) -> tuple[list[str], list[bytes | None]]:
+    """Store a payload of each size, none for None; return the names and the payloads."""
+    names = [key(run_id, "blob", number) for number in range(len(sizes))]
+    payloads = [None if size is None else bytes([number]) * size for number, size in enumerate(sizes)]
+    for name, payload in zip(names, payloads, strict=True):
+        if payload is not None:
+            client.set(name, payload)
+    return names, payloads
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(
@@ -47,11 +57,7 @@ def read(bulk_path: Bulk, names: list[str]) -> list[bytes | WireError | None]:
 def test_payloads_come_whole_and_in_order(
     bulk_path: Bulk, redis_client: redis.Redis, run_id: str, sizes: list[int | None]
 ) -> None:
-    names = [key(run_id, "blob", number) for number in range(len(sizes))]
-    payloads = [None if size is None else bytes([number]) * size for number, size in enumerate(sizes)]
-    for name, payload in zip(names, payloads, strict=True):
-        if payload is not None:
-            redis_client.set(name, payload)
+    names, payloads = store_all(redis_client, run_id, sizes)
     assert read(bulk_path, names) == payloads
     assert read(bulk_path, names[::-1]) == payloads[::-1]
     redis_client.delete(*names)
@@ -61,11 +67,7 @@ def test_payloads_come_whole_and_in_order(
 def test_reading_goes_on_after_a_cut(redis_url: str, redis_client: redis.Redis, run_id: str, cut_at: int) -> None:
     """Within a request, at its end, at the first of another."""
     sizes = [10, CHUNK_BYTES, 0, 70, None, 70, MAX_BYTES, CHUNK_BYTES - 40, CHUNK_BYTES - 40, *range(4 * REQUEST_NAMES)]
-    names = [key(run_id, "blob", number) for number in range(len(sizes))]
-    payloads = [None if size is None else bytes([number]) * size for number, size in enumerate(sizes)]
-    for name, payload in zip(names, payloads, strict=True):
-        if payload is not None:
-            redis_client.set(name, payload)
+    names, payloads = store_all(redis_client, run_id, sizes)
     with connect(redis_url) as cut_client:
         only_connection = cut_client.client_id()
         num_cut = 0
@@ -168,7 +170,7 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
     buffer = make_buffer(redis_client, run_id)
     lease = begun(buffer, 2)
     buffer.actor.insert_all((lease, buffer.attempt(lease, member, actor="mallory")) for member in (0, 1))
-    redis_client.setrange(key(run_id, "train", "blob", 0, 1, 0, lease.fence), 1 << 20, b"x")
+    buffer.client.setrange(buffer.names("blob:0:1")[0], 1 << 20, b"x")
     assert buffer.claim() == []
     (why,) = buffer.quarantined()
     assert (why.member, why.actor, why.reason) == (1, "mallory", f"{(1 << 20) + 1} bytes, the limit is 4000")
@@ -194,9 +196,8 @@ def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
         buffer.actor.insert(lease, buffer.attempt(lease, 0, num_sampled=2000))
 
 
-def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id)
-    lease = begun(buffer, 16)
+def test_threads_share_it(buffer: Views) -> None:
+    lease = buffer.begin(ticket(0, num_members=16))
     results: list[InsertResult] = []
 
     def insert(members: range) -> None:
@@ -208,11 +209,14 @@ def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
     for thread in threads:
         thread.join()
     assert results == [InsertResult.STORED] * 16
-    assert len(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == 1
+    assert buffer.claim() == [0]
+
+
+Wire = tuple[socket.socket, "bulk._Receiver"]
 
 
 @pytest.fixture
-def wire() -> Iterator[tuple[socket.socket, "bulk._Receiver"]]:
+def wire() -> Iterator[Wire]:
     """The server's end of a connection, and what reads the other."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
@@ -230,9 +234,7 @@ def wire() -> Iterator[tuple[socket.socket, "bulk._Receiver"]]:
         (b"$" + b"1" * (MAX_LINE_BYTES + 1), "a line of more than 65536 bytes"),
     ],
 )
-def test_what_is_no_reply_of_a_server_is_refused(
-    wire: tuple[socket.socket, "bulk._Receiver"], sent: bytes, complaint: str
-) -> None:
+def test_what_is_no_reply_of_a_server_is_refused(wire: Wire, sent: bytes, complaint: str) -> None:
     theirs, receiver = wire
     theirs.sendall(sent)
     with pytest.raises(redis.InvalidResponse, match=complaint):
@@ -240,7 +242,7 @@ def test_what_is_no_reply_of_a_server_is_refused(
 
 
 @pytest.mark.parametrize("sent", [b"", b"$1", b"$10\r\nabc", b"$1000\r\nabc"])
-def test_a_connection_closed_midway_is_an_error(wire: tuple[socket.socket, "bulk._Receiver"], sent: bytes) -> None:
+def test_a_connection_closed_midway_is_an_error(wire: Wire, sent: bytes) -> None:
     theirs, receiver = wire
     theirs.sendall(sent)
     theirs.close()
@@ -248,9 +250,7 @@ def test_a_connection_closed_midway_is_an_error(wire: tuple[socket.socket, "bulk
         receiver.payload(max_bytes=100)
 
 
-def test_a_server_that_trickles_is_not_waited_for(
-    wire: tuple[socket.socket, "bulk._Receiver"], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_trickles_is_not_waited_for(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, receiver = wire
     monkeypatch.setattr(bulk, "CALL_TIMEOUT_S", -1.0)  # over before it began
     theirs.sendall(b"$10\r\nabc")

@@ -15,21 +15,11 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
-from slipstream.replay.records.keys import key
-from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.lab.soak.cast import Cast
 from tests.proxy import Fault, Nth, Proxy
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
-from tests.stand_ins import (
-    await_lease,
-    books_of,
-    make_cast,
-    playing,
-    server,
-    views_of,
-    wait_for_answers,
-)
+from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.stand_ins import await_lease, books_of, make_cast, playing, server, views_of, wait_for_answers
 from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["server"]  # the fixture
@@ -37,10 +27,6 @@ __all__ = ["server"]  # the fixture
 NUM_REDIS_KILLS = int(os.environ.get("SLIPSTREAM_REDIS_KILLS", "3"))
 STOPPED_S = float(os.environ.get("SLIPSTREAM_STOPPED_S", "8"))
 RESUMED_S = 30.0  # 5 s on a machine that has nothing else to do; the measured time is printed
-
-
-def blobs(client: redis.Redis, run_id: str) -> list[bytes]:
-    return list(client.scan_iter(f"{key(run_id, 'train', 'blob')}:*"))
 
 
 # --- An actor is killed in mid-insert.
@@ -95,23 +81,22 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
         assert cast.answers() == []
 
         # The server may read what reached it on the victim's connection after it was asked on this one.
-        wait_until(lambda: len(blobs(client, run_id)) == num_blobs, "the payload is stored")
+        wait_until(lambda: len(buffer.names("blob")) == num_blobs, "the payload is stored")
         assert buffer.ledger.inserted == num_inserted and buffer.audit() == []
-        orphans = [blob for blob in blobs(client, run_id) if client.ttl(blob) >= 0]
+        orphans = [blob for blob in buffer.names("blob") if client.ttl(blob) >= 0]
         assert len(orphans) == num_blobs - num_inserted
         assert all(0 < client.ttl(orphan) <= ORPHAN_TTL_S for orphan in orphans)
         assert buffer.claim() == []
 
         heir = await_lease(buffer)
         assert len(heir.missing) == 2 - num_inserted
-        for member in heir.missing:
-            buffer.insert(heir, member)
+        buffer.insert(heir)
         (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
         assert [t.member for t in group.trajectories] == [0, 1]
         assert buffer.learner.settle(1) == 1
         for orphan in orphans:
             assert client.pexpire(orphan, 1)
-        wait_until(lambda: not blobs(client, run_id), "no payload is left")
+        wait_until(lambda: not buffer.names("blob"), "no payload is left")
         ledger = buffer.ledger
         assert (ledger.trained, ledger.inserted, ledger.trained_trajectories) == (1, 2, 2)
         assert ledger.balanced and buffer.audit() == []
@@ -120,8 +105,7 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
 def know_the_scripts(client: redis.Redis) -> None:
     """Insert once in a run of no interest, so that a commit is one request from then on."""
     buffer = make_buffer(client, "no interest").start(ticket(0))
-    lease = await_lease(buffer)
-    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id="no interest")) is InsertResult.STORED
+    buffer.insert(await_lease(buffer), 0)
 
 
 # --- The server is killed, stopped, cut off, or loads.

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from slipstream.common.config.config import Config, RunConfig, load_config
+from slipstream.common.config.config import Config, RunConfig
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import encode
@@ -32,7 +32,7 @@ from slipstream.replay.records.ticket import Marks, Verdict
 from slipstream.tools.see.view import View
 from tests.common.process.test_headline import REST
 from tests.common.process.test_headline import step as made_step
-from tests.learner.supply.test_supply import ahead_of
+from tests.learner.supply.test_supply import ahead_of, config
 from tests.replay.buffer.every_verb import FACTS, GROUP, MEMBER, RELAY
 from tests.replay.records.attempts import attempt_at, earning, make_buffer, partial_of, ticket, verdict_on
 
@@ -223,17 +223,7 @@ def a_learner_steps(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) ->
 
 
 def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
-    config = load_config(
-        None,
-        [
-            "replay.group_size=2",
-            "replay.groups_per_step=2",
-            "replay.target_lag=1",
-            "learner.claim_timeout_s=10",
-            "env.num_train_tasks=50",
-            "sampling.max_turn_tokens=8",
-        ],
-    )
+    settings = config("learner.claim_timeout_s=10", "sampling.max_turn_tokens=8")
     buffer = make_buffer(scene.client, scene.run_id)
     learner.settle(2)
     learner.reopen(2)
@@ -242,7 +232,7 @@ def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
         play(buffer.actor, scene.run_id)
         judge(buffer.judge)
 
-    supply = Supply(learner, config, first_group_id=NUM_GROUPS, sleep=others_work)
+    supply = Supply(learner, settings, first_group_id=NUM_GROUPS, sleep=others_work)
     batch = supply.next_batch(ahead_of(3, 9), shutdown)
     assert batch is not None and len(batch.groups) == 2
     learner.settle(3)

@@ -7,6 +7,9 @@ from slipstream.replay.records.ledger import STATES, Ledger
 from slipstream.replay.records.ticket import InsertResult
 
 NO_STEP = 1 << 53
+COUNTED = ["opened", "trained", "finished", "inserted", "trained_trajectories", "dedup_hits", "redone_members"]
+COUNTED += ["partials_handed_in", "partials_resumed", "fenced_inserts", "expired_leases", "expired_judgings"]
+COUNTED += ["fenced_verdicts"]
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Model:
     def ledger(self) -> Ledger:
         """What the books should say."""
         groups = self.groups.values()
-        in_state = Counter(group.state for group in groups)
+        in_state, produced = Counter(group.state for group in groups), self.work["produced"]
         return Ledger(
             dropped=dict(self.dropped),
             dropped_trajectories=dict(+self.dropped_trajectories),
@@ -77,36 +80,14 @@ class Model:
             last_group_id=self.counts["opened"] - 1,
             # Each is as `tests.replay.records.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a
             # second, and a success in the shop.
-            **{
-                name: {"shop": number} if self.work["produced"] else {}
-                for name, number in (
-                    ("episodes", self.work["produced"]),
-                    ("successes", self.work["produced"]),
-                    ("returns", self.earned),
-                )
-            },
+            episodes={"shop": produced} if produced else {},
+            successes={"shop": produced} if produced else {},
+            returns={"shop": self.earned} if produced else {},
             tokens={account: 4 * number for account, number in self.work.items() if number},
             turns={account: number for account, number in self.work.items() if number},
             duration_ms={account: 100 * number for account, number in self.work.items() if number},
             **{state: in_state[state] for state in STATES},
-            **{
-                name: self.counts[name]
-                for name in (
-                    "opened",
-                    "trained",
-                    "finished",
-                    "inserted",
-                    "trained_trajectories",
-                    "dedup_hits",
-                    "partials_handed_in",
-                    "partials_resumed",
-                    "fenced_inserts",
-                    "expired_leases",
-                    "expired_judgings",
-                    "fenced_verdicts",
-                    "redone_members",
-                )
-            },
+            **{name: self.counts[name] for name in COUNTED},
         )
 
     # --- Actors.

@@ -223,13 +223,8 @@ def test_a_header_of_another_kind_is_refused(folder: Path) -> None:
 
 def test_a_full_disk_is_said_aloud_and_leaves_whole_steps_only(folder: Path) -> None:
     writer, large = ArchiveWriter(folder, RUN, epoch=1), group(5, num_members=200)
-    with (
-        largest_file(bytes_allowed=200),
-        pytest.raises(
-            ArchiveError,
-            match=r"cannot write .*step_000004.* to the archive: .*free some space .*turn the archive off by",
-        ),
-    ):
+    why = r"cannot write .*step_000004.* to the archive: .*free some space .*turn the archive off by"
+    with largest_file(bytes_allowed=200), pytest.raises(ArchiveError, match=why):
         writer.append(step(4, large))
     assert Archive(folder, RUN).last_step == 3 and len(list(folder.iterdir())) == 3
     writer.append(step(4, large))

@@ -90,10 +90,7 @@ def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(f"resumed {wait_for_answers(cast, 1):.1f} s after there was room")
         waiting.join(DEADLINE_S)
-        assert inserted and inserted[0] in (
-            InsertResult.STORED,
-            InsertResult.FENCED,
-        )  # it may have lost its lease since
+        assert inserted and inserted[0] in (InsertResult.STORED, InsertResult.FENCED), "it may have lost its lease"
         buffer.actor.release(mine)
         wait_for_answers(cast, 100)
         books_of(cast, client)
