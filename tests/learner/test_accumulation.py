@@ -104,17 +104,13 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
     optimizer.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.full_tensor() for name, p in model.causal_lm.named_parameters()})
     )
-    measured = []
+    models, measured = StepModels(policy=model, optimizer=optimizer, schedule=schedule), []
+    objective = dataclasses.replace(OBJECTIVE, normalisation=normalisation)
+    settings = StepSettings(objective=objective, max_grad_norm=math.inf)
     for step, lengths in enumerate(STEPS):
         sequences = batch_of(step, lengths)
-        metrics = train_step(
-            StepModels(policy=model, optimizer=optimizer, schedule=schedule),
-            StepBatch.of(sequences, cut(sequences, way, ranks=ranks)),
-            settings=StepSettings(
-                objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation), max_grad_norm=math.inf
-            ),
-            ranks=ranks,
-        )
+        batch = StepBatch.of(sequences, cut(sequences, way, ranks=ranks))
+        metrics = train_step(models, batch, settings=settings, ranks=ranks)
         assert not metrics.skipped
         measured.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})
     weights = dict(full_tensors(model))
@@ -131,12 +127,10 @@ def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packe
     num_ranks, rank = ranks.num_packing, ranks.packing_rank
     way = way.removesuffix(", together")
     if max_tokens := WAYS[way]:
-        sizes = {"max_tokens": max_tokens, "share_prefixes": way == "shared prefixes"}
-        shares = [
-            micro_batches(sequences, num_ranks=num_ranks, rank=each, context=ranks.context, **sizes)
-            for each in range(num_ranks)
-        ]
-        if sizes["share_prefixes"] and len(sequences) == len(STEPS[0]):
+        share_prefixes = way == "shared prefixes"
+        sizes = {"max_tokens": max_tokens, "share_prefixes": share_prefixes, "num_ranks": num_ranks}
+        shares = [micro_batches(sequences, rank=each, context=ranks.context, **sizes) for each in range(num_ranks)]
+        if share_prefixes and len(sequences) == len(STEPS[0]):
             assert any(packed.prefixes for share in shares for packed in share)
         return shares[rank]
     num_rounds = -(-len(sequences) // num_ranks)
