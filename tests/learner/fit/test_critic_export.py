@@ -26,7 +26,6 @@ from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.reward_client import RewardClient, ServedRewardModel
 from slipstream.learner.batch.pack import sequences_of
-from slipstream.learner.credit.measure import measure
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer, load_scorer
 from slipstream.learner.fit.critic_export import export_critic, predicted
 from slipstream.learner.learner import Learner
@@ -39,29 +38,19 @@ from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import attempt_on
 from tests.envhub.rewards.test_rewards import episode_of
 from tests.guess import WORDS, GuessEnv
-from tests.learner.even_game import load_player, play, save, train
+from tests.learner.even_game import load_player, play, save, train, values_of
 from tests.tools.play.test_prm import TURNS, collected, stage_on
 from tests.tools.serve.test_serve_rewards import listening, reads
 
-PPO = [
-    "objective.advantage=gae",
-    "optim.lr=3e-3",
-    "optim.critic_lr=2e-2",
-    "learner.steps=30",
-    "learner.micro_batch_tokens=512",
-    "model.max_tokens=64",
-    "model.dtype=float32",
-    "run.name=ppo",
-]
+PPO = ["run.name=ppo", "objective.advantage=gae", "optim.lr=3e-3", "optim.critic_lr=2e-2", "learner.steps=30"]
+PPO += ["learner.micro_batch_tokens=512", "model.max_tokens=64", "model.dtype=float32"]
+BY_TURN = "objective.allocation=per_turn"
 # How the critic is made, where the rewards are, and what it then predicts.
 CRITICS = {
-    "separate, rewards at their turns": (["objective.critic=own", "objective.allocation=per_turn"], RETURN_TO_GO),
+    "separate, rewards at their turns": (["objective.critic=own", BY_TURN], RETURN_TO_GO),
     "separate, beside adapters": (["objective.critic=own", "model.lora.rank=4"], RETURN),
     "shared, rewards at the last token": (["objective.critic=shared"], RETURN),
-    "shared, on adapters": (
-        ["objective.critic=shared", "objective.allocation=per_turn", "model.lora.rank=4"],
-        RETURN_TO_GO,
-    ),
+    "shared, on adapters": (["objective.critic=shared", "model.lora.rank=4", BY_TURN], RETURN_TO_GO),
     "separate, over turns": (["objective.critic=own", "objective.advantage=bi_level_gae"], RETURN_TO_GO),
 }
 
@@ -91,16 +80,7 @@ def trained(
 
 def learned_values(learner: Learner, trajectory: Trajectory) -> Numbers:
     """What the learner itself computes: the value of every sampled token, in the unit of the reward."""
-    found = measure(
-        sequences_of(trajectory, advantage=0.0),
-        model=learner.model,
-        critic=learner.critic,
-        reference=None,
-        ranks=learner.ranks,
-        objective=learner.config.objective,
-        micro_batch_tokens=64,
-    ).values
-    return found
+    return values_of(learner, sequences_of(trajectory, advantage=0.0), micro_batch_tokens=64)
 
 
 def before(trajectory: Trajectory, turn: int) -> Trajectory:
@@ -159,7 +139,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Run:
     root = tmp_path_factory.mktemp("runs")
-    learner, episodes = trained(model_folder, root, ranks, "objective.critic=own", "objective.allocation=per_turn")
+    learner, episodes = trained(model_folder, root, ranks, "objective.critic=own", BY_TURN)
     done = exported(root)
     assert done.returncode == 0, done.stderr
     folder = learner.run_dir.trained_critic
@@ -180,18 +160,9 @@ def scorer(run: Run, ranks: Ranks) -> RewardScorer:
 
 @pytest.fixture
 def guess(model_folder: Path) -> Config:
-    return load_config(
-        None,
-        [
-            f"model.path={model_folder}",
-            "model.max_tokens=64",
-            "model.dtype=float32",
-            "sampling.max_turn_tokens=4",
-            "env.name=tests.guess:GuessEnv",
-            "env.max_turns=5",
-            "learner.micro_batch_tokens=1024",
-        ],
-    )
+    settings = [f"model.path={model_folder}", "model.max_tokens=64", "model.dtype=float32"]
+    settings += ["sampling.max_turn_tokens=4", "env.name=tests.guess:GuessEnv", "env.max_turns=5"]
+    return load_config(None, [*settings, "learner.micro_batch_tokens=1024"])
 
 
 def test_a_state_is_worth_its_rewards_so_far_and_what_transformers_says_before_the_next_turn(
@@ -277,18 +248,13 @@ def test_what_a_critic_is_no_model_for_is_refused(run: Run, guess: Config, ranks
         broken = tmp_path / "broken"
         shutil.copytree(run.folder, broken, dirs_exist_ok=True)
         (broken / "config.json").write_text(json.dumps(json.loads(text) | {"score_offset": json.loads(offset)}))
-        with pytest.raises(
-            ConfigError, match=r"must have a finite number `score_offset`, got .*; export the critic again"
-        ):
+        with pytest.raises(ConfigError, match=r"have a finite number `score_offset`, got .*; export the critic again"):
             loaded(broken, guess, ranks)
 
 
 def test_a_critic_that_predicts_no_return_is_refused() -> None:
     for changes, why in (
-        (
-            {"advantage": "group_standardised", "critic": "none"},
-            r"trained no critic \(`objective\.critic=none`\); train one with",
-        ),
+        ({"advantage": "group_standardised", "critic": "none"}, r"no critic \(`objective\.critic=none`\); train one"),
         ({"gamma": 0.99}, r"objective\.gamma is 0\.99, so its critic predicts discounted returns"),
         ({"advantage": "bi_level_gae", "turn_gamma": 0.9}, r"objective\.turn_gamma is 0\.9, .* discounted returns"),
         ({"kl_place": "reward", "kl_coefficient": 0.1}, r"kl_place is reward, .* returns less their KL penalties"),
@@ -308,7 +274,5 @@ def test_a_run_without_a_trained_critic_is_refused(model_folder: Path, tmp_path:
     assert done.returncode == 2 and "slipstream export: the run trained no critic" in done.stderr
     assert not learner.run_dir.trained_critic.exists()
     for given in ({"to_hub": "maker/mine"}, {"public": True}):
-        with pytest.raises(
-            ConfigError, match="`--critic` must be without --to-hub and --public, got True; a critic is"
-        ):
+        with pytest.raises(ConfigError, match="`--critic` must be without --to-hub and --public, got True; a critic"):
             ExportOptions(critic=True, **given)  # type: ignore[arg-type]

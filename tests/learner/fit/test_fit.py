@@ -57,21 +57,13 @@ def examples(goal: Goal, number: int, *, seed: int = 0) -> list[Example]:
         sides = [[branch(rng, int(rng.integers(6, 30)))] for _ in range(2 if goal in ("dpo", "reward") else 1)]
         if place == number - 1:
             sides[0].append(branch(rng, 11))
-        example = example_of(sides, goal, labels={stop: stop / 30 for stop in (6, 12, 24)})  # the fourth has none
-        made.append(example)
+        made.append(example_of(sides, goal, labels={stop: stop / 30 for stop in (6, 12, 24)}))  # the fourth has none
     return made
 
 
 def config_for(folder: Path, *overrides: str) -> Config:
-    return load_config(
-        None,
-        [f"model.path={folder}", "model.max_tokens=64", "learner.micro_batch_tokens=64", "optim.lr=0.01", *overrides],
-    )
-
-
-def gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> dict[str, Tensor]:
-    """The gradient of one step."""
-    return loss_and_gradient(goal, config, ranks, made)[1]
+    usual = ["model.max_tokens=64", "learner.micro_batch_tokens=64", "optim.lr=0.01"]
+    return load_config(None, [f"model.path={folder}", *usual, *overrides])
 
 
 def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> tuple[float, dict[str, Tensor]]:
@@ -123,12 +115,8 @@ def plainly(goal: Goal, folder: Path, made: list[Example]) -> tuple[float, dict[
         return total
 
     if goal == "prm":
-        labelled = [
-            (sequence, place)
-            for sides in made
-            for (sequence,) in sides
-            for place in np.flatnonzero(sequence.loss_mask).tolist()
-        ]
+        sequences = [sequence for sides in made for (sequence,) in sides]
+        labelled = [(each, place) for each in sequences for place in np.flatnonzero(each.loss_mask).tolist()]
         scores = [said([replace(each, loss_mask=np.arange(each.num_tokens) == place)]) for each, place in labelled]
         labels = torch.tensor([(place + 1) / 30 for _, place in labelled])
         loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.stack(scores), labels)
@@ -167,7 +155,7 @@ def test_loss_and_gradient_are_those_of_the_printed_loss(goal: Goal, folder: Pat
 def test_a_side_that_ends_in_what_both_say_weighs_as_much_as_the_other(folder: Path, ranks: Ranks) -> None:
     """At the reference every margin is 0: DPO's loss is ln 2, and the gradients of a pair of equal sides cancel."""
     (chosen, _), *_ = examples("dpo", 1)
-    found = gradient("dpo", config_for(folder), ranks, [(chosen, chosen)])
+    _, found = loss_and_gradient("dpo", config_for(folder), ranks, [(chosen, chosen)])
     assert all(float(value.abs().max()) < 1e-6 for value in found.values())
 
 
@@ -190,28 +178,13 @@ def be_one_of_two(ranks: Ranks, model: str) -> None:
 
 
 def train(
-    goal: Goal,
-    folder: Path,
-    run: Path,
-    ranks: Ranks,
-    *overrides: str,
-    epochs: int = 2,
-    shutdown: Shutdown | None = None,
+    goal: Goal, folder: Path, run: Path, ranks: Ranks, *settings: str, epochs: int = 2, shutdown: Shutdown | None = None
 ) -> bool:
-    config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", *overrides)
-    run_dir = RunDir(run.parent, run.name)
+    config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", *settings)
+    run_dir, options, made = RunDir(run.parent, run.name), FitOptions(batch_rows=4, epochs=epochs), examples(goal, 9)
     run_dir.create()
-    made = examples(goal, 9)
-    return fit(
-        goal,
-        made[:7],
-        made[7:],
-        config=config,
-        options=FitOptions(batch_rows=4, epochs=epochs),
-        run_dir=run_dir,
-        ranks=ranks,
-        shutdown=shutdown or Shutdown(),
-    )
+    named = {"config": config, "options": options, "run_dir": run_dir, "ranks": ranks}
+    return fit(goal, made[:7], made[7:], **named, shutdown=shutdown or Shutdown())
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -220,11 +193,9 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path, ranks: Ranks) -> None:
-    assert train(goal, folder, on_two_ranks / f"{goal}_on_one", ranks)
-    one, first = (
-        weights(on_two_ranks / f"{goal}_on_one"),
-        list(read_metrics(on_two_ranks / f"{goal}_on_one/metrics.jsonl")),
-    )
+    alone = on_two_ranks / f"{goal}_on_one"
+    assert train(goal, folder, alone, ranks)
+    one, first = weights(alone), list(read_metrics(alone / "metrics.jsonl"))
     for run in (on_two_ranks / f"{goal}_on_two", on_two_ranks / f"{goal}_on_two_together"):
         two = weights(run)
         assert set(one) == set(two)
@@ -258,21 +229,21 @@ def test_a_run_learns_and_continues_bit_for_bit(goal: Goal, folder: Path, tmp_pa
     stopped.requested.set()
     while not train(goal, folder, tmp_path / "halting", ranks, shutdown=stopped):
         pass  # a step at a time, each from the checkpoint of the one before
-    assert all(
-        torch.equal(weights(tmp_path / "whole")[name], value) for name, value in weights(tmp_path / "halting").items()
-    )
+    found, expected = weights(tmp_path / "halting"), weights(tmp_path / "whole")
+    assert all(torch.equal(expected[name], value) for name, value in found.items())
     again = list(read_metrics(tmp_path / "halting" / "metrics.jsonl"))
     assert [record["step"] for record in again] == [record["step"] for record in records]
 
 
 def test_a_run_of_something_else_is_not_gone_on_with(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     assert train("sft", folder, tmp_path / "run", ranks)
-    with pytest.raises(ConfigError, match=r"was started with another goal and --data; choose another `run\.name`"):
-        train("dpo", folder, tmp_path / "run", ranks)
-    with pytest.raises(ConfigError, match=r"was started with another --epochs"):
-        train("sft", folder, tmp_path / "run", ranks, epochs=3)
-    with pytest.raises(ConfigError, match=r"was started with another model\.lora"):
-        train("sft", folder, tmp_path / "run", ranks, "model.lora.rank=4")
+    for goal, overrides, epochs, what in (
+        ("dpo", [], 2, r"goal and --data; choose another `run\.name`"),
+        ("sft", [], 3, "--epochs"),
+        ("sft", ["model.lora.rank=4"], 2, r"model\.lora"),
+    ):
+        with pytest.raises(ConfigError, match=f"was started with another {what}"):
+            train(goal, folder, tmp_path / "run", ranks, *overrides, epochs=epochs)
     for damage in ("[]", "null", "{"):
         RunDir(tmp_path, "run").fit.write_text(damage)
         with pytest.raises(ConfigError, match=r"fit\.json is damaged: .*restore it from a copy"):

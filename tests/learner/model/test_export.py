@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm import SamplingParams
 from vllm.config import ModelConfig
 
@@ -31,6 +31,7 @@ from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.vllm_engines import started
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.full_disk import largest_file
+from tests.learner.model.test_model_families import EXACT, save
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 TRANSFORMERS_4 = os.environ.get("SLIPSTREAM_TRANSFORMERS_4", "")
@@ -75,9 +76,9 @@ def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, rank
 def test_an_export_to_a_full_disk_names_the_file_and_does_not_look_whole(tmp_path: Path, ranks: Ranks) -> None:
     model = loaded(save_tiny_model(tmp_path / "source"), ranks, lora_rank=2)
     save_hf(model, tmp_path / "export", ranks=ranks)
-    for save, name in ((save_hf, "model"), (save_adapters, "adapter_model")):
+    for write, name in ((save_hf, "model"), (save_adapters, "adapter_model")):
         with largest_file(bytes_allowed=10_000), pytest.raises(ValueError, match=rf"/{name}\.safetensors: .*free disk"):
-            save(model, tmp_path / "export", ranks=ranks)
+            write(model, tmp_path / "export", ranks=ranks)
     assert not (tmp_path / "export" / "config.json").exists()
 
 
@@ -135,9 +136,7 @@ def test_every_version_of_transformers_computes_with_a_folder_what_the_learner_d
 ) -> None:
     if version == 4:
         if not TRANSFORMERS_4:
-            pytest.skip(
-                "needs a folder with transformers 4, named by SLIPSTREAM_TRANSFORMERS_4: make test-transformers-4"
-            )
+            pytest.skip("needs SLIPSTREAM_TRANSFORMERS_4, a folder with transformers 4: make test-transformers-4")
         monkeypatch.setattr(probe_score, "READER", "learner.model.reader")  # a module that needs none of ours
         monkeypatch.setenv("PYTHONPATH", f"{TRANSFORMERS_4}:{Path(__file__).parents[3]}")
     model, result = loaded(save_source(tmp_path / "source", rope=rope, form=form), ranks), tmp_path / "export_check.txt"
@@ -187,10 +186,8 @@ def test_a_folders_own_settings_sample_as_training_did(tmp_path: Path, ranks: Ra
     folder = save_tiny_model(tmp_path / "source", tie=False)
     merging_tokenizer(CHATML).save_pretrained(folder)
     if has_settings:
-        first = GenerationConfig(
-            do_sample=True, temperature=0.6, top_k=20, repetition_penalty=1.05, eos_token_id=[1, 5]
-        )
-        first.save_pretrained(folder)
+        settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+        GenerationConfig(**settings, eos_token_id=[1, 5]).save_pretrained(folder)
     model, export = loaded(folder, ranks), tmp_path / "export"
     save_hf(model, export, ranks=ranks)
     for sampling in (SamplingConfig(), SamplingConfig(temperature=0.8, top_p=0.9, top_k=64)):
@@ -206,20 +203,7 @@ def test_a_folders_own_settings_sample_as_training_did(tmp_path: Path, ranks: Ra
 
 
 def test_a_model_with_its_experts_as_one_tensor_is_written_as_its_folder_was(tmp_path: Path, ranks: Ranks) -> None:
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=120,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "source")
+    save(EXACT["qwen3_moe"], tmp_path / "source")
     merging_tokenizer(CHATML).save_pretrained(tmp_path / "source")
     save_hf(loaded(tmp_path / "source", ranks), tmp_path / "export", ranks=ranks)
     found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("export", "source"))
