@@ -19,16 +19,8 @@ from tests.processes import GUESS, Process, Run, nothing_runs
 
 NUM_STEPS = 12
 GROUPS_PER_STEP = 4
-SETTINGS = [
-    *GUESS,
-    "replay.max_lag=2",
-    "env.options={step_s: 0.05}",
-    f"learner.steps={NUM_STEPS}",
-    "optim.schedule=cosine",
-    "optim.warmup_steps=2",
-    "warm_start.episodes=6",
-    "warm_start.batch_tokens=64",
-]
+SETTINGS = [*GUESS, "replay.max_lag=2", "env.options={step_s: 0.05}", f"learner.steps={NUM_STEPS}"]
+SETTINGS += ["optim.schedule=cosine", "optim.warmup_steps=2", "warm_start.episodes=6", "warm_start.batch_tokens=64"]
 
 
 @pytest.mark.parametrize("in_full", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -200,16 +192,7 @@ def versions_left_out(run: Run) -> int:
 
 def curves(root: Path, name: str) -> list[tuple[float, ...]]:
     """What every step measured of its data and of the policy."""
-    names = (
-        "step",
-        "trained/reward",
-        "replay/consumed_tokens",
-        "lag/mean",
-        "lag/max",
-        "optim/loss",
-        "optim/lr",
-        "mismatch/kl",
-        "optim/masked_fraction",
-    )
+    names = ["step", "trained/reward", "replay/consumed_tokens", "lag/mean", "lag/max"]
+    names += ["optim/loss", "optim/lr", "mismatch/kl", "optim/masked_fraction"]
     records = list(read_metrics(RunDir(root, name).metrics))
     return [tuple(record[name] for name in names) for record in records if "trained/reward" in record]

@@ -23,16 +23,8 @@ NUM_HOSTS = 10
 DELAY_S = 0.025  # of each packet, in each direction
 LOSS = 0.02  # of all packets
 CUT_S = 60.0
-SETTINGS = [
-    *GUESS,
-    "env.options={step_s: 0.05}",
-    "learner.steps=100000",
-    "learner.checkpoint_every=100000",
-    "replay.lease_ttl_s=4",
-    "replay.max_attempts=1000",
-    "actors.count=1",
-    "actors.drain_s=2",
-]
+SETTINGS = [*GUESS, "env.options={step_s: 0.05}", "learner.steps=100000", "learner.checkpoint_every=100000"]
+SETTINGS += ["replay.lease_ttl_s=4", "replay.max_attempts=1000", "actors.count=1", "actors.drain_s=2"]
 
 
 def printed_command(run: Run) -> str:

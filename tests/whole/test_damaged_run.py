@@ -33,13 +33,8 @@ from tests.learner.checkpoint.test_checkpoint_settle import stand_in
 from tests.processes import GUESS, PLAYED_BY_OTHERS
 
 GROUPS_PER_STEP = 4
-SETTINGS = [
-    *GUESS,
-    *PLAYED_BY_OTHERS,
-    "replay.max_lag=1000",
-    "learner.checkpoint_every=2",
-    "learner.keep_checkpoints=9",
-]
+SETTINGS = [*GUESS, *PLAYED_BY_OTHERS]
+SETTINGS += ["replay.max_lag=1000", "learner.checkpoint_every=2", "learner.keep_checkpoints=9"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,9 +223,7 @@ def test_where_the_checkpoint_and_the_archive_are_both_damaged_the_file_of_the_a
     truncated(run_dir.checkpoints / f"step_{step:06d}" / "manifest.json")
     (path,) = run_dir.trajectories.glob(f"step_{step:06d}.*")
     damage(path)
-    with pytest.raises(
-        ConfigError, match=f"checkpoint of step {step} is lost, .*step.*{step}.*restore the checkpoint or"
-    ):
+    with pytest.raises(ConfigError, match=f"checkpoint of step {step} is lost, .*step.*{step}.*restore the checkpoint"):
         resumed(finished, run_dir)
 
 
@@ -252,9 +245,7 @@ def test_a_run_without_any_whole_checkpoint_is_refused(finished: ARun, tmp_path:
     run_dir = copy_of(finished, tmp_path)
     for path in finished_checkpoints(run_dir.checkpoints):
         empty(path / "manifest.json")
-    with pytest.raises(
-        ConfigError, match=r"no checkpoint in .* is intact: .*manifest.json is damaged.*--replay-archive"
-    ):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* intact: .*manifest.json is damaged.*--replay-archive"):
         resumed(finished, run_dir)
     shutil.rmtree(run_dir.checkpoints)
     with pytest.raises(ConfigError, match=r"contains no checkpoint, but \d+ steps count as trained"):

@@ -23,14 +23,8 @@ LEASE_TTL_S = 6.0
 GROUPS_PER_STEP = 4
 REDO_S = 60.0  # in which a group that is free again is finished by another actor, on a machine that does much else
 END = 20  # the steps that tell what a run has come to
-SETTINGS = [
-    *GUESS,
-    "env.options={step_s: 0.2}",
-    f"replay.lease_ttl_s={LEASE_TTL_S}",
-    "learner.checkpoint_every=20",
-    "replay.max_lag=16",
-    "actors.drain_s=1",
-]
+SETTINGS = [*GUESS, "env.options={step_s: 0.2}", "learner.checkpoint_every=20", "actors.drain_s=1"]
+SETTINGS += ["replay.max_lag=16", f"replay.lease_ttl_s={LEASE_TTL_S}"]
 
 
 @pytest.mark.long
@@ -107,10 +101,8 @@ def killed_with_groups_in_its_hands(run: Run, victim: Process) -> None:
 def told_that_its_host_goes(run: Run, host: Process, cloud: MetadataService) -> None:
     expired, names = run.ledger().expired_leases, {member.name for member in run.fleet.members()}
     host.expect_end()
-    cloud.answers["/latest/meta-data/spot/instance-action"] = (
-        200,
-        '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}',
-    )
+    notice = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
+    cloud.answers["/latest/meta-data/spot/instance-action"] = (200, notice)
     assert host.wait() == EXIT_PREEMPTED
     assert "AWS will terminate this host at 2026-11-21T08:22:00Z" in host.said()
     assert run.ledger().expired_leases == expired, "it gave its groups back itself"

@@ -19,19 +19,8 @@ from slipstream.replay.server.redis_server import start_server
 from tests.learner.lead.test_metrics_page import explained
 from tests.processes import MARK, REPOSITORY, nothing_runs
 
-PARTS = (
-    "wait",
-    "archive",
-    "measure",
-    "pack",
-    "forward",
-    "backward",
-    "optimizer",
-    "publish",
-    "evaluate",
-    "record",
-    "checkpoint",
-)
+PARTS = ["wait", "archive", "measure", "pack", "forward", "backward", "optimizer"]
+PARTS += ["publish", "evaluate", "record", "checkpoint"]
 UP_TIMEOUT_S = 1000.0
 
 
@@ -113,9 +102,8 @@ def check_the_summary(summary: dict[str, Any], length: Length) -> None:
     assert set(summary["eval"]) == {"initial", "warm_start", "final"}
     for result in summary["eval"].values():
         assert set(result) == {"sampled", "greedy", "num_tasks", "sampled_in", "greedy_in"}
-        assert (
-            result["num_tasks"] == length.num_tasks and result["sampled_in"] == result["greedy_in"] == {}
-        )  # one environment
+        assert result["num_tasks"] == length.num_tasks
+        assert result["sampled_in"] == result["greedy_in"] == {}, "one environment"
         assert 0 <= result["sampled"] <= 1 and 0 <= result["greedy"] <= 1
     ledger = summary["ledger"]
     assert ledger["balanced"]

@@ -44,16 +44,9 @@ class MyEnv:
     def expert(self): return "odd"
 """,
 }
-ONE_STEP = [
-    *(setting for setting in GUESS if not setting.startswith("env.name")),
-    "run.name=mine",
-    "replay.groups_per_step=2",
-    "replay.group_size=2",
-    "replay.drop_zero_variance=false",
-    "learner.steps=1",
-    "actors.count=1",
-    "warm_start.episodes=4",
-]
+ONE_STEP = [setting for setting in GUESS if not setting.startswith("env.name")]
+ONE_STEP += ["run.name=mine", "replay.groups_per_step=2", "replay.group_size=2", "replay.drop_zero_variance=false"]
+ONE_STEP += ["learner.steps=1", "actors.count=1", "warm_start.episodes=4"]
 
 
 @pytest.mark.parametrize("python_path", [pytest.param("", marks=pytest.mark.long), "."])

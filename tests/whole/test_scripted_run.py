@@ -16,12 +16,7 @@ READER_ENDS = """
 import os, sys
 if "slipstream.learner.model.reader" in sys.orig_argv: os._exit(1)
 """
-SETTINGS = [
-    *GUESS,
-    *PLAYED_BY_OTHERS,
-    f"learner.steps={NUM_STEPS}",
-    "learner.checkpoint_every=2",
-]
+SETTINGS = [*GUESS, *PLAYED_BY_OTHERS, f"learner.steps={NUM_STEPS}", "learner.checkpoint_every=2"]
 
 
 def test_a_run_trains_on_what_comes_over_redis_its_books_balance_and_it_can_be_simulated(

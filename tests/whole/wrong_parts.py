@@ -84,9 +84,8 @@ def other_weights(current_logprobs, **rest):
 
 
 def weights_with_gradient(current_logprobs, **rest):
-    return replace(
-        weighted(current_logprobs, **rest), weights=ratio(current_logprobs, other_logprobs=rest["behaviour_logprobs"])
-    )
+    weights = ratio(current_logprobs, other_logprobs=rest["behaviour_logprobs"])
+    return replace(weighted(current_logprobs, **rest), weights=weights)
 
 
 def wrong_sign(current_logprobs, **rest):
@@ -146,15 +145,13 @@ def untraining(current_logprobs, **rest):
 
 def relative(current_logprobs, **rest):
     weights = ratio(current_logprobs, other_logprobs=rest["behaviour_logprobs"])
-    part = neutral(current_logprobs, **rest)
-    return replace(part, weights=weights / weights.sum())
+    return replace(neutral(current_logprobs, **rest), weights=weights / weights.sum())
 
 
 def long_mask(current_logprobs, **rest):
     """Bounds a token's weight in a sequence of two, not in one of a thousand."""
     masked = rest["sequences"].means((current_logprobs - rest["behaviour_logprobs"]).abs()) > 0.5
-    part = neutral(current_logprobs, **rest)
-    return replace(part, masked=masked)
+    return replace(neutral(current_logprobs, **rest), masked=masked)
 
 
 class Deaf:

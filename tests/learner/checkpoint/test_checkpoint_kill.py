@@ -33,16 +33,9 @@ from tests.replay.records.attempts import attempt_at, lease_of, ticket
 
 RUN = "original"
 NUM_STEPS = 20
-SETTINGS = [
-    f"learner.steps={NUM_STEPS}",
-    "learner.checkpoint_every=1",
-    "model.max_tokens=64",
-    "learner.micro_batch_tokens=64",
-    "sampling.max_turn_tokens=8",
-    "optim.lr=1e-3",
-    "objective.max_negative_kl=0",
-    "objective.guard=false",
-]
+SETTINGS = [f"learner.steps={NUM_STEPS}", "learner.checkpoint_every=1", "model.max_tokens=64", "optim.lr=1e-3"]
+SETTINGS += ["learner.micro_batch_tokens=64", "sampling.max_turn_tokens=8"]
+SETTINGS += ["objective.max_negative_kl=0", "objective.guard=false"]
 # Every process that finds it runs it at its start: a sync takes as long as on a busy disk.
 SLOW_DISK = """
 import os, time

@@ -7,25 +7,19 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.server.redis_server import Server
 from tests.learner.checkpoint.test_checkpoint_kill import SLOW_DISK, kill_where, whole_checkpoints
 from tests.processes import GUESS, PLAYED_BY_OTHERS, Run, customized, nothing_runs
-from tests.replay.records.attempts import attempt_at, make_buffer
+from tests.replay.records.attempts import earning, make_buffer
 from tests.waiting import beside
 
 GROUPS_PER_STEP = 4
 NUM_STEPS = 12
-SETTINGS = [
-    *GUESS,
-    *PLAYED_BY_OTHERS,
-    "replay.max_lag=1000",
-    f"learner.steps={NUM_STEPS}",
-    "learner.checkpoint_every=2",
-]
+SETTINGS = [*GUESS, *PLAYED_BY_OTHERS, f"learner.steps={NUM_STEPS}"]
+SETTINGS += ["replay.max_lag=1000", "learner.checkpoint_every=2"]
 
 
 def stand_in(server: Server, run_id: str) -> AbstractContextManager[None]:
@@ -37,12 +31,8 @@ def stand_in(server: Server, run_id: str) -> AbstractContextManager[None]:
             while not leaving.wait(0.01):
                 while lease := buffer.actor.lease("stand-in"):
                     for member in lease.missing:
-                        attempt = attempt_at(
-                            lease, member, run_id=run_id, policy_version=lease.ticket.min_policy_version
-                        )
-                        (turn,) = attempt.turns
-                        rewarded = msgspec.structs.replace(turn, rewards={"task": float(member % 2)})
-                        buffer.actor.insert(lease, msgspec.structs.replace(attempt, turns=[rewarded]))
+                        attempt = buffer.attempt(lease, member, policy_version=lease.ticket.min_policy_version)
+                        buffer.actor.insert(lease, earning(attempt, float(member % 2)))
 
     return beside(play)
 
