@@ -3,11 +3,11 @@
 import pytest
 
 from slipstream.tools.cli.cli import main
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Said:
+def printed(capsys: pytest.CaptureFixture[str]) -> Output:
     """Runs a command that must succeed; returns what it printed."""
 
     def printed(*words: str) -> str:
@@ -19,7 +19,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Said:
+def refused(capsys: pytest.CaptureFixture[str]) -> Output:
     """Runs a command that must end with code 2; returns its complaint."""
 
     def refused(*words: str) -> str:

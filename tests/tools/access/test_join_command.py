@@ -11,7 +11,7 @@ from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.roles import Role, user_of
 from slipstream.tools.cli.cli import main
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 OTHERS = "redis.url=redis://10.0.0.1:6379"
 REACHABLE = "weights.host=10.0.0.1"
@@ -103,7 +103,7 @@ def test_what_no_host_can_use_is_refused(capsys: pytest.CaptureFixture[str], set
     assert shown.out == "" and said in shown.err
 
 
-def test_a_key_is_written_once_and_where_its_folder_can_be(refused: Said, tmp_path: Path) -> None:
+def test_a_key_is_written_once_and_where_its_folder_can_be(refused: Output, tmp_path: Path) -> None:
     assert main(["access", "key", "weights.key_file=keys/one"]) == 0
     assert (tmp_path / "keys" / "one").stat().st_mode & 0o777 == 0o600
     for file, said in (

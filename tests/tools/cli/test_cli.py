@@ -23,7 +23,7 @@ from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.serve.serve_options import EnvsOptions
 from slipstream.tools.terminal.options import as_arguments, options_of
-from tests.tools.cli.verbs import Said, slipstream
+from tests.tools.cli.verbs import Output, slipstream
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -134,7 +134,7 @@ LOOK_AT_A_RUN = [verb for verb in VERBS if VERBS[verb].joins or VERBS[verb].of_r
 
 
 @pytest.mark.parametrize("verb", [verb for verb in LOOK_AT_A_RUN if not VERBS[verb].of_runs])
-def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, printed: Said, refused: Said) -> None:
+def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, printed: Output, refused: Output) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path}}}\nlearner: {{steps: 77}}\n")
@@ -151,7 +151,7 @@ def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, print
 
 @pytest.mark.parametrize("verb", [["up", "--resume"], ["learner", "--replay-archive"], ["eval"], ["top"]])
 def test_a_run_that_was_moved_is_read_where_it_is_and_a_copy_is_no_run(
-    verb: list[str], tmp_path: Path, printed: Said, refused: Said
+    verb: list[str], tmp_path: Path, printed: Output, refused: Output
 ) -> None:
     """Its configuration says where it was, and how it was called. A road quotes what it sets."""
     (folder := tmp_path / "it's new" / "mine").mkdir(parents=True)
@@ -168,7 +168,7 @@ def test_a_run_that_was_moved_is_read_where_it_is_and_a_copy_is_no_run(
         assert complaint in refused(*verb, *words, "--print-config")
 
 
-def test_up_says_how_a_run_is_continued(tmp_path: Path, refused: Said) -> None:
+def test_up_says_how_a_run_is_continued(tmp_path: Path, refused: Output) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
     root = f"run.root={tmp_path}"
@@ -228,7 +228,7 @@ def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureF
         assert has_it is (verb.split()[0] == "fit")
 
 
-def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, printed: Said) -> None:
+def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, printed: Output) -> None:
     quickstart = str(REPOSITORY / "conf" / "quickstart.yaml")
     said = printed("up", quickstart, "--print-config", "learner.steps=7", "env.options.profile=full")
     assert "steps: 7" in said and "profile: full" in said and "groups_per_step: 8" in said
@@ -236,7 +236,7 @@ def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, printed: Said
     assert printed("learner", str(tmp_path / "again.yaml"), "--print-config") == said
 
 
-def test_the_printed_configuration_has_no_password(printed: Said) -> None:
+def test_the_printed_configuration_has_no_password(printed: Output) -> None:
     said = printed("actors", "redis.url=redis://user:s%2Fcret@host:6379/1", "--print-config")
     assert "url: redis://user@host:6379/1" in said and "cret" not in said
     assert os.environ[PASSWORD_VARIABLE] == "s/cret"
@@ -253,14 +253,14 @@ def test_the_printed_configuration_has_no_password(printed: Said) -> None:
     ],
 )
 def test_up_without_a_task_or_a_model_is_the_quickstart(
-    words: list[str], name: str, printed: Said, monkeypatch: pytest.MonkeyPatch
+    words: list[str], name: str, printed: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     said = printed("up", *words, "--print-config")
     assert f"name: {name}\n" in said and ("episodes: 2500" in said) is (name in ("quickstart", "mine"))
 
 
-def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, printed: Said) -> None:
+def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, printed: Output) -> None:
     said = printed("up", "run.name=dry", "--dry-run", f"run.root={tmp_path}")
     assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "GPUs", "learner", "actors", "tensorboard"]
     assert "redis: a server of its own" in said
@@ -268,7 +268,7 @@ def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, prin
 
 
 def test_a_run_is_tracked_by_the_packages_that_are_there_and_no_others(
-    tmp_path: Path, printed: Said, refused: Said, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Output, refused: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dry = ["up", "run.name=dry", "--dry-run", f"run.root={tmp_path / 'runs'}", "--wandb", "--mlflow"]
     assert "--wandb needs the package wandb: `pip install wandb`" in refused(*dry)
@@ -280,7 +280,7 @@ def test_a_run_is_tracked_by_the_packages_that_are_there_and_no_others(
     assert all(f" track {tmp_path / 'runs' / 'dry' / 'config.yaml'} --to " in line for line in last)
 
 
-def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, printed: Said, refused: Said) -> None:
+def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, printed: Output, refused: Output) -> None:
     with start_server(tmp_path / "mine" / "redis") as server:
         (tmp_path / "mine" / "config.yaml").write_text(
             f"run: {{name: mine, root: {tmp_path}}}\nredis: {{url: '{server.url}'}}\nlearner: {{steps: 77}}\n"

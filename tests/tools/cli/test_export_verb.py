@@ -16,7 +16,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.run.model_card import card_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import ASCII_LOCALE, Said
+from tests.tools.cli.verbs import ASCII_LOCALE, Output
 
 PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}
 STEP = {"step": 7, "trained/reward": 0.5, "lag/mean": 1.25, "lag/max": 3, **PRODUCED}
@@ -93,7 +93,7 @@ def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) ->
 
 
 def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused_and_a_card_is_kept(
-    run_dir: RunDir, capsys: pytest.CaptureFixture[str], refused: Said
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], refused: Output
 ) -> None:
     done = export(run_dir, "--to-hub", "maker/mine")
     assert done.returncode == 2 and "`--to-hub` maker/mine needs a token that may write; set HF_TOKEN" in done.stderr

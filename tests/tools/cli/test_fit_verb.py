@@ -9,7 +9,7 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from tests.tools.cli.verbs import Said, slipstream
+from tests.tools.cli.verbs import Output, slipstream
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 WORDS = ("one", "two", "three", "four", "five", "six")
@@ -77,7 +77,7 @@ def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) ->
     assert records[-1]["fit/loss"] < 0.5 and records[-1]["fit/accuracy"] == 1
 
 
-def test_what_is_missing_is_reported_at_once(folder: Path, refused: Said) -> None:
+def test_what_is_missing_is_reported_at_once(folder: Path, refused: Output) -> None:
     (folder / "long.jsonl").write_text((folder / "rows.jsonl").read_text().splitlines(keepends=True)[-2])
     for goal, setting, complaint in (
         ("sft", "model.path=''", "`model.path` is empty"),
@@ -90,7 +90,7 @@ def test_what_is_missing_is_reported_at_once(folder: Path, refused: Said) -> Non
 
 
 @pytest.mark.parametrize("goal", ["sft", "dpo", "reward", "prm"])
-def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, refused: Said, goal: str) -> None:
+def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, refused: Output, goal: str) -> None:
     asked, right = {"role": "user", "content": "one"}, {"role": "assistant", "content": "one"}
     row = {"messages": [asked, right], "turn_labels": [1.0]}
     pair = {"chosen": [asked, right], "rejected": [asked, right | {"content": "two"}]}

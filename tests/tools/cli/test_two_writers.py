@@ -24,7 +24,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.data.row_files import write_rows
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'
 FIT = "run.root=runs run.name=new model.path=model --data=rows.jsonl"
@@ -192,7 +192,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("case", INPUTS)
-def test_a_file_that_is_read_is_not_written(case: str, place: Path, refused: Said) -> None:
+def test_a_file_that_is_read_is_not_written(case: str, place: Path, refused: Output) -> None:
     target, source, command = INPUTS[case]
     (place / "alias.jsonl").symlink_to("out.jsonl")
     for name in ("out.held-out.jsonl", "out.marks.jsonl"):

@@ -9,7 +9,7 @@ from slipstream.common.process.connection import PASSWORD_VARIABLE
 from tests.processes import DEADLINE_S, REPOSITORY
 
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # in which no file of ours is written
-Said = Callable[..., str]  # what a command in this process said: the fixtures `printed` and `refused`
+Output = Callable[..., str]  # what a command in this process printed: the fixtures `printed` and `refused`
 SLIPSTREAM = [sys.executable, "-m", "slipstream.tools.cli.cli"]
 
 

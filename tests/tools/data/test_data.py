@@ -13,7 +13,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.data.near_duplicates import NearDuplicates
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.tools.data.published_rows import published_rows
 
 Row = dict[str, Any]
@@ -126,7 +126,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     assert repeats > len(read(tmp_path / "out.held-out.jsonl"))  # the repeats and near-duplicates among them
 
 
-def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, refused: Said) -> None:
+def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, refused: Output) -> None:
     rows = as_jsonl(tmp_path / "rows.jsonl", [talk("a", "b", success=False), "{"])
     (tmp_path / "bad.parquet").write_text("PAR1")
     (tmp_path / "out.jsonl").write_text("precious")

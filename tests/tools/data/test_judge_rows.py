@@ -11,7 +11,7 @@ import yaml
 from slipstream.tools.cli.cli import main
 from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.tools.data.test_data import as_jsonl, read, talk
 
 __all__ = ["impatient", "serve"]  # fixtures
@@ -121,7 +121,7 @@ def test_a_judge_that_cannot_mark_rows_is_refused(
     assert why in run(**settings)
 
 
-def test_min_mark_without_a_judge_is_refused(tmp_path: Path, refused: Said) -> None:
+def test_min_mark_without_a_judge_is_refused(tmp_path: Path, refused: Output) -> None:
     rows = as_jsonl(tmp_path / "rows.jsonl", [talk("a", "5")])
     complaint = refused("data", f"{tmp_path}/out.jsonl", f"--data={rows}", "--min-mark=0.5")
     assert "`--min-mark` has no effect without `--judge`" in complaint

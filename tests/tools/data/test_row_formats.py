@@ -34,7 +34,7 @@ from tests.actors.tool_parsing import HERMES
 from tests.common.text.sentence_piece import sentence_piece
 from tests.common.text.small_tokenizer import byte_tokenizer
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.tools.data.test_data import as_jsonl
 
 Row = dict[str, Any]
@@ -412,7 +412,7 @@ def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint:
 
 
 def test_an_unknown_field_is_named_once_with_its_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, printed: Said
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, printed: Output
 ) -> None:
     others = {"conversations": [user("lost")], "label": "x", "blend": 1, "system": "other"}
     others |= {"tools": [tool("f")], "functions": [tool("g")]}

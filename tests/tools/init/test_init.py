@@ -12,7 +12,7 @@ from slipstream.common.config.config import load_config
 from slipstream.tools.cli.cli import main
 from slipstream.tools.init.init import FILES
 from slipstream.tools.run.check_input import check_input
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_run_of_what_is_written_is_accepted(kind: str, folder: Path, printed: Said, refused: Said) -> None:
+def test_a_run_of_what_is_written_is_accepted(kind: str, folder: Path, printed: Output, refused: Output) -> None:
     said = printed("init", kind, "mine")
     written = sorted(path.name for path in folder.iterdir())
     assert written == sorted(file.format("mine") for file in FILES[kind]) and len(written) == 3
@@ -54,6 +54,6 @@ def test_the_check_of_an_environment_passes_and_fails_with_it(folder: Path) -> N
     ],
 )
 def test_a_name_that_python_cannot_import_or_already_has_is_refused(
-    name: str, said: str, folder: Path, refused: Said
+    name: str, said: str, folder: Path, refused: Output
 ) -> None:
     assert said in refused("init", "data", name) and list(folder.iterdir()) == []

@@ -45,7 +45,7 @@ from tests.actors.episode.episodes import Script, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tests.guess import WORDS, GuessEnv
 from tests.tools.cli.test_cli import own_environment
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 __all__ = ["own_environment"]  # a fixture
 TOKENIZER = byte_tokenizer(CHATML)
@@ -407,7 +407,7 @@ def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) ->
     assert [(row["group_id"], row["task"]) for row in rows[::3]] == expected
 
 
-def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, refused: Said) -> None:
+def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, refused: Output) -> None:
     (tmp_path / "there.jsonl").write_text("precious")
     (tmp_path / "folder.jsonl").mkdir()
     for name, more, complaint in (
@@ -425,7 +425,7 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, refused: Sa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
 
-def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, printed: Said) -> None:
+def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, printed: Output) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text(
         f"run: {{name: mine, root: {tmp_path}}}\nenv: {{max_turns: 7}}\nmodel: {{path: /began/with}}\n"
@@ -477,7 +477,7 @@ def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: p
     assert f"{path}: {len(rows)} trajectories of 3 tasks" in capsys.readouterr().out
 
 
-def test_the_expert_plays_without_an_engine(tmp_path: Path, printed: Said) -> None:
+def test_the_expert_plays_without_an_engine(tmp_path: Path, printed: Output) -> None:
     shop = ["env.name=shop", "env.max_turns=10", "model.max_tokens=400"]
     texts = vocabulary_texts(settings(*shop).env, 20)
     make_tiny_model(tmp_path / "model", texts=texts, shape=TINY, max_tokens=400, seed=0)

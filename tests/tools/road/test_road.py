@@ -18,7 +18,7 @@ from slipstream.common.config.config import Config, load_config
 from slipstream.tools.cli.cli import main
 from slipstream.tools.road.road_file import Stage
 from slipstream.tools.road.road_table import Done, Success, add_outcome, gain
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -285,7 +285,7 @@ def test_what_is_wrong_with_any_stage_is_found_before_the_first_one_starts(
     assert [each.name for each in tmp_path.iterdir()] == ["road.yaml"]
 
 
-def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, refused: Said) -> None:
+def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, refused: Output) -> None:
     for text, complaint in (
         ("[stages:, 1]", "cannot read"),
         ("a: [", "cannot read"),
@@ -300,13 +300,13 @@ def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, refused: Said) -> 
     assert "road.yaml with --resume or --replay-archive" in refused("up", written(tmp_path, PLAY), "--resume", "r")
 
 
-def test_settings_are_of_all_stages_unless_one_has_its_own(tmp_path: Path, printed: Said) -> None:
+def test_settings_are_of_all_stages_unless_one_has_its_own(tmp_path: Path, printed: Output) -> None:
     said = printed("up", written(tmp_path, EXPERT, IMITATE), "optim.lr=0.5", "run.seed=3", "--dry-run")
     assert "optim.lr: 0.5 -> 0.25" in said and "run.seed" not in said
     assert "lr: 0.5" in printed("up", str(tmp_path / "road.yaml"), "optim.lr=0.5", "--print-config")
 
 
-def test_the_shipped_road_is_right(printed: Said) -> None:
+def test_the_shipped_road_is_right(printed: Output) -> None:
     said = printed("up", "conf/roads/shop.yaml", "--dry-run", "run.seed=3", "run.root=/nowhere")
     assert "refine: up\n" in said
     assert "model.path: '' -> '/nowhere/shop-road-best/trained_model'" in said

@@ -14,7 +14,7 @@ from slipstream.tools.run.doctor import print_missing
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 RUBRIC = "{text: x, scale: [0, 1], criteria: {a: b}}"
 BY_URL = f"{{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: {RUBRIC}}}"
@@ -23,7 +23,7 @@ MALFORMED = f"{{part: judge, url: here, model: m, rubric: {RUBRIC}}}"
 
 
 @pytest.mark.parametrize("verb", ["up", "actors", "plan"])
-def test_a_malformed_judge_is_refused_at_once(verb: str, tmp_path: Path, refused: Said) -> None:
+def test_a_malformed_judge_is_refused_at_once(verb: str, tmp_path: Path, refused: Output) -> None:
     settings = [f"run.root={tmp_path}", "redis.url=redis://127.0.0.1:1", f"env.rewards.clear={MALFORMED}"]
     assert "`env.rewards.clear.url` must be like http://host:8000/v1, got 'here'" in refused(verb, *settings)
 
@@ -48,7 +48,7 @@ def test_actors_judge_all_groups_of_a_run_if_one_judge_is_its_own_policy() -> No
 
 @pytest.mark.parametrize(("judge", "processes"), [(BY_ACTORS, []), (BY_URL, ["judge"])])
 def test_up_starts_a_judge_process_unless_the_actors_judge(
-    judge: str, processes: list[str], tmp_path: Path, printed: Said
+    judge: str, processes: list[str], tmp_path: Path, printed: Output
 ) -> None:
     said = printed("up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={judge}")
     started = [line.split(":")[0] for line in said.splitlines()]

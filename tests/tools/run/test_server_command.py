@@ -24,7 +24,7 @@ from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from slipstream.tools.run.up import free_port
 from tests.guess import WORDS
 from tests.processes import MARK, REPOSITORY, marked, nothing_runs
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.waiting import wait_until
 
 STUB = f"{sys.executable} -m tests.envhub.remote.agentgym_stub"  # speaks AgentGym's wire
@@ -77,7 +77,6 @@ def test_a_server_does_not_outlive_a_verb_that_is_killed(
 import sys, time
 from slipstream.common.config.config import load_config
 from slipstream.tools.run.server_command import playing_on_servers
-from tests.tools.cli.verbs import Said
 with playing_on_servers(load_config(sys.argv[1], [])):
     print("up", flush=True)
     time.sleep(600)
@@ -182,7 +181,9 @@ def test_parts_of_a_mixture_share_a_server_by_its_command() -> None:
     assert server_commands(config.env) == {"serve": ("maze", "http://127.0.0.1:1/maze")}
 
 
-def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, port: int, run_id: str, printed: Said) -> None:
+def test_a_dry_run_prints_the_command_and_starts_nothing(
+    tmp_path: Path, port: int, run_id: str, printed: Output
+) -> None:
     options = {"url": f"http://127.0.0.1:{port}", "env": "tests.guess:GuessEnv", "server_command": f"{STUB} {port}"}
     settings = ["env.name=remote", f"env.options={json.dumps(options)}", f"run.root={tmp_path}"]
     assert f"server-remote: {STUB} {port}\n" in printed("up", "run.name=dry", "--dry-run", *settings)

@@ -16,7 +16,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.see.curves import Point, draw
 from tests.common.process.test_headline import step
 from tests.replay.run.test_replay_archive import group
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.tools.see.test_runs import SUMMARY, make_run
 
 GROUPS = {b"opened": b"40", b"trained": b"30", b"dropped:zero_variance": b"10"}
@@ -200,7 +200,7 @@ def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(t
     assert "metrics.jsonl has no optimizer step" in text and "summary.json does not exist" in text
 
 
-def test_a_missing_run_and_a_file_that_cannot_be_written_are_named(tmp_path: Path, refused: Said) -> None:
+def test_a_missing_run_and_a_file_that_cannot_be_written_are_named(tmp_path: Path, refused: Output) -> None:
     run_dir = make_whole_run(tmp_path, "one")
     said = refused("view", "none", f"run.root={tmp_path}", "--file", str(tmp_path / "x.html"))
     assert f"no run 'none' under {tmp_path}/; existing runs: one" in said

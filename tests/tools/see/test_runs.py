@@ -18,7 +18,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.see.runs import runs
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 
 FINAL = {"sampled": 0.5, "greedy": 0.75, "num_tasks": 4, "sampled_in": {}, "greedy_in": {}}
 SUMMARY = {
@@ -69,7 +69,7 @@ def test_runs_are_listed_with_state_success_and_cost(tmp_path: Path, capsys: pyt
     ]
 
 
-def test_a_damaged_run_hides_no_other(tmp_path: Path, printed: Said) -> None:
+def test_a_damaged_run_hides_no_other(tmp_path: Path, printed: Output) -> None:
     make_run(tmp_path, "whole", age_s=60)
     damaged = ("config", "summary", "halves", "deep", "huge", "folder")
     for name in (*damaged, "nothing"):
@@ -92,21 +92,21 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, printed: Said) -> None:
         assert "unreadable" in lines[name]
 
 
-def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, printed: Said, refused: Said) -> None:
+def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, printed: Output, refused: Output) -> None:
     next_step = f"there are no runs under {tmp_path}/; start one with `slipstream up`\n"
     assert printed("runs", f"run.root={tmp_path}") == next_step
     (tmp_path / "file").write_text("")
     assert f"`run.root` {tmp_path}/file is not a directory" in refused("runs", f"run.root={tmp_path}/file")
 
 
-def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, refused: Said) -> None:
+def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, refused: Output) -> None:
     make_run(tmp_path, "one", age_s=60)
     complaint = f"run 'one' in {tmp_path}/one has no Redis server: its `redis.url` is empty"
     assert complaint in refused("replay", "audit", "run.name=one", f"run.root={tmp_path}")
     assert f"no run 'two' under {tmp_path}/" in refused("replay", "audit", "run.name=two", f"run.root={tmp_path}")
 
 
-def test_a_simulation_names_what_the_records_lack(tmp_path: Path, refused: Said) -> None:
+def test_a_simulation_names_what_the_records_lack(tmp_path: Path, refused: Output) -> None:
     config, run_dir = make_run(tmp_path, "one", age_s=60), RunDir(tmp_path, "one")
     config.learner.steps = 30
     run_dir.config.write_text(dump_config(config))
@@ -116,7 +116,7 @@ def test_a_simulation_names_what_the_records_lack(tmp_path: Path, refused: Said)
     assert complaint in refused("simulate", "run.name=one", f"run.root={tmp_path}")
 
 
-def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, printed: Said) -> None:
+def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, printed: Output) -> None:
     with_own_server(make_run(tmp_path, "done", age_s=60, **SUMMARY))
     said = printed("top", "run.name=done", f"run.root={tmp_path}")
     assert "Slipstream: done has finished" in said and "ledger: balanced" in said
@@ -130,7 +130,7 @@ EXITS = {"finished": 0, "failed": 1, "stopped": 130}
 @pytest.mark.parametrize("state", EXITS)
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_run_that_trains_without_actors_has_a_state_for_each_verb(
-    kind: str, state: str, tmp_path: Path, printed: Said, refused: Said
+    kind: str, state: str, tmp_path: Path, printed: Output, refused: Output
 ) -> None:
     run_dir = RunDir(tmp_path, "alone")
     make_run(tmp_path, "alone", age_s=60)
@@ -152,7 +152,7 @@ ENDINGS = [(verb, SUMMARY) for verb in NEEDING] + [(verb, {}) for verb in [*NEED
 
 @pytest.mark.parametrize(("verb", "summary"), ENDINGS)
 def test_a_verb_that_needs_the_server_says_how_the_run_ended(
-    tmp_path: Path, refused: Said, verb: list[str], summary: dict[str, object]
+    tmp_path: Path, refused: Output, verb: list[str], summary: dict[str, object]
 ) -> None:
     with_own_server(make_run(tmp_path, "ended", age_s=60, **summary))
     said, ended = refused(*verb, "run.name=ended", f"run.root={tmp_path}"), "has finished" if summary else "was stopped"

@@ -30,7 +30,7 @@ from slipstream.tools.viewer.archive_pages import ArchivePages
 from slipstream.tools.viewer.page_server import HEADERS, make_app
 from slipstream.tools.viewer.viewer import viewer_page
 from tests.common.text.small_tokenizer import END
-from tests.tools.cli.verbs import Said
+from tests.tools.cli.verbs import Output
 from tests.tools.viewer.viewed import HOSTILE, archived, group_of, make_viewed_run, tokens_of
 
 
@@ -329,13 +329,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_named(tmp_path: Path, refused: Said, mistake: str) -> None:
+def test_a_mistake_is_named(tmp_path: Path, refused: Output, mistake: str) -> None:
     make_viewed_run(tmp_path)
     arguments, named = WRONG[mistake]
     assert named in refused("view", *arguments.split(), f"run.root={tmp_path}")
 
 
-def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, refused: Said) -> None:
+def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, refused: Output) -> None:
     run_dir = make_viewed_run(tmp_path)
     mine, pipe = tmp_path / "mine.html", tmp_path / "pipe"
     mine.write_text("mine")
@@ -358,7 +358,7 @@ def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, refused: 
     assert run_dir.config.read_bytes() == before and not of_run.exists()
 
 
-def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, refused: Said) -> None:
+def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, refused: Output) -> None:
     run_dir = make_viewed_run(tmp_path)
     moved, said = run_dir.model.rename(tmp_path / "elsewhere"), refused("view", str(run_dir.path))
     assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in said
