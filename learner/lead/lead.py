@@ -8,6 +8,7 @@ import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import sync_path
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
@@ -19,7 +20,7 @@ from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.learner.lead.run_record import RunRecord
-from slipstream.learner.lead.tally import EvalDuring, load_highest_version, save_tally, tally_at
+from slipstream.learner.lead.tally import EvalDuring, load_highest_version, save_highest_version, save_tally, tally_at
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
@@ -73,6 +74,7 @@ class Lead:
         self._connections = connections
         self._config = config
         self._conditions = conditions
+        self._run_dir, self._fence = run_dir, fence
         self._record = RunRecord(
             connections,
             run_dir,
@@ -107,7 +109,8 @@ class Lead:
 
     def reserve_version(self, policy_version: int) -> None:
         """Write the number of a version to the run's folder, before the version is published. Raises FencedOut."""
-        self._record.reserve_version(policy_version)
+        with self._fence.held():
+            save_highest_version(policy_version, self._run_dir.highest_version)
 
     def archive(self, batch: Batch, before: Progress) -> None:
         """Archive the batch of the step that follows `before`. Raises ArchiveError."""
@@ -133,7 +136,9 @@ class Lead:
             self._connections.check_epochs()
         except RedisAway as error:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
-        self._record.prepare_tally(progress.step)
+        with self._fence.held():
+            tally = msgspec.structs.replace(self._record.tally, durable_step=progress.step)
+            save_tally(tally, self._run_dir.next_tally)
         return partial(self._settle, progress.step)
 
     def train_from_here(self) -> None:
@@ -201,7 +206,9 @@ class Lead:
         The tally of that step comes first: if the checkpoint is lost, the tally says which steps count as trained and
         must be made again.
         """
-        self._record.adopt_tally()
+        with self._fence.held():
+            self._run_dir.next_tally.replace(self._run_dir.tally)
+            sync_path(self._run_dir.path)
         try:
             self._connections.train.settle(step)
         except RedisAway as error:

@@ -14,7 +14,7 @@ import msgspec
 from slipstream.common.config.config import Config
 from slipstream.common.process.headline import headline, interval, wilson
 from slipstream.common.process.metrics import Metrics, MetricsWriter, Sample, newest_metrics
-from slipstream.common.process.output import sync_path, write_json
+from slipstream.common.process.output import write_json
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Trajectory
@@ -36,7 +36,7 @@ from slipstream.learner.lead.report import (
     slots_used,
     step_metrics,
 )
-from slipstream.learner.lead.tally import EvalResult, Tally, save_highest_version, save_tally
+from slipstream.learner.lead.tally import EvalResult, Tally
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.step.step_metrics import StepMetrics
@@ -84,7 +84,6 @@ class RunRecord:
         self.tally = tally
         self._connections = connections
         self._run_dir = run_dir
-        self._fence = fence
         self._started_at_s = started_at_s
         self._flops = flops
         self._last_full_step = config.last_full_step
@@ -193,22 +192,6 @@ class RunRecord:
             "run_dir": str(self._run_dir.path),
         }
         write_json(self._run_dir.summary, summary)
-
-    def prepare_tally(self, step: int) -> None:
-        """Write the present totals as those of `step`, whose checkpoint is not durable yet. Raises FencedOut."""
-        with self._fence.held():
-            save_tally(msgspec.structs.replace(self.tally, durable_step=step), self._run_dir.next_tally)
-
-    def adopt_tally(self) -> None:
-        """Make the next tally the run's, once its checkpoint is durable. Raises FencedOut."""
-        with self._fence.held():
-            self._run_dir.next_tally.replace(self._run_dir.tally)
-            sync_path(self._run_dir.path)
-
-    def reserve_version(self, policy_version: int) -> None:
-        """Write the number of a version that is about to be published, the highest so far. Raises FencedOut."""
-        with self._fence.held():
-            save_highest_version(policy_version, self._run_dir.highest_version)
 
     def close(self) -> None:
         self.watch.close()

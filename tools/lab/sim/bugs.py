@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.lead import lead, run_record
+from slipstream.learner.lead import lead
 from slipstream.learner.lead.lead import Lead
 from slipstream.replay.buffer import actor_buffer
 from slipstream.replay.buffer.bulk import packed
@@ -115,7 +115,7 @@ BUGS = [
     ),
     _attribute("a restart uses its version again", Lead, "with_fresh_version", lambda _, progress: progress),
     _attribute("the highest version is not read", lead, "load_highest_version", lambda _: -1, "f4b06a90"),
-    _attribute("the highest version is not written", run_record, "save_highest_version", lambda *_: None, "f4b06a90"),
+    _attribute("the highest version is not written", lead, "save_highest_version", lambda *_: None, "f4b06a90"),
     _attribute("the archive is not synced", ArchiveWriter, "sync", lambda _: None),
     _attribute("a replaced learner writes checkpoints", Fence, "held", _held_by_all, "75adae4e"),
     _attribute("a replaced learner blames its archive", lead, "ArchiveWriter", _unchecked, "eeda4136"),

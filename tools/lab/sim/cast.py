@@ -315,8 +315,8 @@ class Versions:
 class Record(RunRecord):
     """The record of a run without its metrics."""
 
-    def __init__(self, _connections: Any, run_dir: RunDir, fence: fence.Fence, *, tally: Any, **_: Any) -> None:
-        self.tally, self._run_dir, self._fence = tally, run_dir, fence
+    def __init__(self, *_: Any, tally: Any, **__: Any) -> None:
+        self.tally = tally
 
     def write_step(self, *_: Any, **__: Any) -> None:
         pass
