@@ -19,11 +19,7 @@ def stored(causal_lm: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) ->
     """
     names = stored_names(causal_lm)
     for name, tensor in tensors:
-        stored_name = names.get(name, name)
-        if stored_name is None:
-            yield from converted(causal_lm, name, tensor)
-        else:
-            yield stored_name, tensor
+        yield from converted(causal_lm, names, name, tensor)
         del tensor
 
 
@@ -34,9 +30,15 @@ def stored_names(causal_lm: PreTrainedModel) -> dict[str, str | None]:
     return {name: kept.get(id(shape)) for name, shape in shapes.items()}
 
 
-def converted(causal_lm: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The folder's tensors that one tensor becomes whose name in `stored_names` is None."""
-    yield from revert_weight_conversion(causal_lm, {name: tensor}).items()
+def converted(
+    causal_lm: PreTrainedModel, names: dict[str, str | None], name: str, tensor: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The folder's tensors that one tensor becomes; `names` are those of `stored_names`, and any other name stays."""
+    stored_name = names.get(name, name)
+    if stored_name is None:
+        yield from revert_weight_conversion(causal_lm, {name: tensor}).items()
+    else:
+        yield stored_name, tensor
 
 
 def stored_buffers(causal_lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

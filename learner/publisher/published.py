@@ -11,6 +11,7 @@ gathered, as a rank cannot write into another host's memory.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,18 +36,19 @@ class Published:
         self._names = stored_names(model.causal_lm)
         _, shard = next(named_shards(model))
         assert isinstance(shard, DTensor)
-        self._rank, self._hosts = shard.device_mesh.get_local_rank(), hosts
-        self._num_writers = shard.device_mesh.size() // hosts  # the first ranks, which are on rank 0's host
+        mesh, self._hosts = shard.device_mesh, hosts
+        # The writers are the first ranks, which are on rank 0's host.
+        part = partial(part_of, rank=mesh.get_local_rank(), num_writers=mesh.size() // hosts)
         tensors = list[tuple[str, Tensor]]()
         self.own: dict[str, slice | None] = {}  # what this rank writes, see `OwnRows`
         for name, source in self._sources():
             shape = torch.empty(source.shape, dtype=self._published_dtype(source), device="meta")
             if (stored_name := self._name_of_shard(name, source)) is not None:
                 parts = [(stored_name, shape)]
-                self.own[stored_name] = self._part_of(len(shape))
+                self.own[stored_name] = part(len(shape))
             else:
-                parts = list(self._parts(name, shape))
-                self.own |= {each: None for each, _ in parts[self._part_of(len(parts))]}
+                parts = list(converted(model.causal_lm, self._names, name, shape))
+                self.own |= {each: None for each, _ in parts[part(len(parts))]}
             tensors += parts
         self.layout: list[TensorEntry] = layout(
             (name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors
@@ -66,7 +68,8 @@ class Published:
                 yield stored_name, source.to_local().to(dtype)
             else:
                 tensor = whole(source.to(dtype)) if isinstance(source, DTensor) else source
-                yield from (part for part in self._parts(name, tensor) if part[0] in self.own)
+                parts = converted(self._model.causal_lm, self._names, name, tensor)
+                yield from (part for part in parts if part[0] in self.own)
                 del tensor
 
     def _sources(self) -> Iterator[tuple[str, Tensor]]:
@@ -84,17 +87,6 @@ class Published:
         """The published name of a tensor of which each rank writes its shard; None if it is gathered."""
         by_rows = isinstance(source, DTensor) and source.placements[0].is_shard(0)  # not a transposed adapter
         return self._names.get(name, name) if by_rows and self._hosts == 1 else None
-
-    def _parts(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The published tensors that a gathered one becomes."""
-        stored_name = self._names.get(name, name)
-        if stored_name is None:
-            yield from converted(self._model.causal_lm, name, tensor)
-        else:
-            yield stored_name, tensor
-
-    def _part_of(self, number: int) -> slice:
-        return part_of(number, rank=self._rank, num_writers=self._num_writers)
 
 
 def part_of(number: int, *, rank: int, num_writers: int) -> slice:
