@@ -341,18 +341,7 @@ def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int, wit
     query, key, value = (torch.ones(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     try:
-        attended, _ = packed_attention(
-            nn.Module(),
-            query,
-            key,
-            value,
-            None,
-            rows=PackRows(rows=rows_of(lengths)),
-            cu_seq_lens_q=bounds,
-            max_length_q=max(lengths),
-            scaling=head_dim**-0.5,
-            s_aux=torch.ones(2, device=device, dtype=dtype) if with_sinks else None,
-        )
+        attended = _attended((query, key, value), PackRows(rows=rows_of(lengths)), bounds, with_sinks=with_sinks)
         attended.sum().backward()
     except (RuntimeError, TypeError) as error:  # TypeError: another version's function has other parameters
         raise CannotPack(
@@ -385,17 +374,7 @@ def check_shared_keys(device: torch.device, dtype: torch.dtype, *, head_dim: int
     }
     found = {}
     for way, (inputs, rows, of_queries) in ways.items():
-        longest = max(length for row in rows.rows for length in row.lengths)
-        attended, _ = packed_attention(
-            nn.Module(),
-            *inputs,
-            None,
-            rows=rows,
-            cu_seq_lens_q=of_queries,
-            max_length_q=longest,
-            scaling=head_dim**-0.5,
-            s_aux=torch.ones(2, device=device, dtype=dtype) if with_sinks else None,
-        )
+        attended = _attended(inputs, rows, of_queries, with_sinks=with_sinks)
         own = attended if way == "shared" else attended[:, prefixes.computed]
         found[way] = [own, *torch.autograd.grad(own.square().sum(), tensors)]
     error = max(
@@ -404,3 +383,19 @@ def check_shared_keys(device: torch.device, dtype: torch.dtype, *, head_dim: int
     )
     if not error <= MAX_SHARED_ERROR[dtype]:
         raise CannotPack(f"attention with keys that sequences share is wrong by a fraction of {error:.2g}")
+
+
+def _attended(inputs: Sequence[Tensor], rows: PackRows, bounds: Tensor, *, with_sinks: bool) -> Tensor:
+    """The attention of a check's `inputs`: queries, keys and values of two heads."""
+    query = inputs[0]
+    attended: Tensor = packed_attention(
+        nn.Module(),
+        *inputs,
+        None,
+        rows=rows,
+        cu_seq_lens_q=bounds,
+        max_length_q=max(row.longest for row in rows.rows),
+        scaling=query.shape[-1] ** -0.5,
+        s_aux=query.new_ones(2) if with_sinks else None,
+    )[0]
+    return attended
