@@ -56,7 +56,9 @@ def check_context(
     hook = decoder.register_forward_hook(lambda _module, _inputs, output: states.append(output.last_hidden_state[0]))
     # No multiple of the ranks, and enough that each has some.
     lengths = (5 * ranks.context.num_ranks, 3 * ranks.context.num_ranks - 1)
-    sequences = [_sequence_of(length, vocab_size=vocab_size) for length in lengths]
+    sequences = [
+        TokenSequence.bare(np.arange(1, length + 1) * 7919 % vocab_size, np.arange(length) > 0) for length in lengths
+    ]
     together = pack(sequences, context=ranks.context)
     assert together.share is not None
     for packed in (pack(sequences), together):
@@ -70,10 +72,6 @@ def check_context(
             f"`learner.context_ranks` must be 1 for this model, got {ranks.context.num_ranks}: the states that these "
             f"ranks compute together differ from those that each computes alone, by a fraction of {float(error):.2g}"
         )
-
-
-def _sequence_of(length: int, *, vocab_size: int) -> TokenSequence:
-    return TokenSequence.bare(np.arange(1, length + 1, dtype=np.int32) * 7919 % vocab_size, np.arange(length) > 0)
 
 
 def check_heads(num_heads: int, num_kv_heads: int, context_ranks: int) -> None:
