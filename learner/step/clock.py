@@ -26,8 +26,7 @@ class Clock:
     def mark(self, name: str) -> None:
         """The same as `lap`, but the host does not wait for a GPU: for parts that repeat within a lap."""
         if self._device.type == "cuda":
-            event = _event()
-            self._marks.append((name, event))
+            self._marks.append((name, _event()))
         else:
             self.lap(name)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -106,7 +106,9 @@ def measured_over_ranks(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks
     for name in ("num_computed_tokens", "num_pairs"):
         total = sum(getattr(each, name) for each in micro_batches)
         sums[name] = torch.full_like(sums["entropy_sum"], total, dtype=torch.float64)
-    return ranks.summed(sums) | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
+    largest = torch.stack([each.loss.ratio_max for each in micro_batches]).max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return ranks.summed(sums) | {"ratio_max": float(largest)}
 
 
 def step_metrics_of(
@@ -172,9 +174,3 @@ def lag_metrics_of(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks) -> 
     sums = torch.stack([each.loss.by_lag for each in micro_batches]).sum(dim=0).double()
     ranks.add_up(sums)
     return lag_metrics(sums.tolist())
-
-
-def _largest(values: Iterable[Tensor]) -> float:
-    largest = torch.stack(list(values)).max()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return float(largest)
