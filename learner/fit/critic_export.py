@@ -9,6 +9,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.reward_protocol import RETURN, RETURN_TO_GO, Kind
 from slipstream.learner.checkpoint.checkpoint import agreed_checkpoint, load_critic, step_of
+from slipstream.learner.credit.score import reads_turns
 from slipstream.learner.model.packed_model import ModelSettings, load_kind
 from slipstream.learner.model.reward_model import RewardModel, save_reward_model
 from slipstream.learner.ranks.ranks import Ranks
@@ -46,7 +47,6 @@ def predicted(objective: ObjectiveConfig) -> Kind:
             "the run trained no critic (`objective.critic=none`); train one with objective.advantage=gae and "
             "objective.critic=own or shared"
         )
-    by_turn = objective.advantage == "bi_level_gae" or objective.allocation == "per_turn"
     for is_other, key, value, why in (
         (objective.gamma != 1, "gamma", objective.gamma, "discounted returns"),
         (objective.turn_gamma != 1, "turn_gamma", objective.turn_gamma, "discounted returns"),
@@ -63,4 +63,4 @@ def predicted(objective: ObjectiveConfig) -> Kind:
                 f"the run's objective.{key} is {value}, so its critic predicts {why}, which a search cannot compare "
                 "with the returns of its episodes; train a critic without that, or a model of `slipstream fit prm`"
             )
-    return RETURN_TO_GO if by_turn else RETURN
+    return RETURN_TO_GO if reads_turns(objective) else RETURN
