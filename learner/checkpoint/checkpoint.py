@@ -298,19 +298,15 @@ def _begin(path: Path, fence: Fence) -> None:
 
 
 def _finish(path: Path, snapshot: Snapshot, fence: Fence) -> None:
-    manifest = _manifest_of(path, snapshot)  # it reads every shard: longer than a fence may be held
-    with fence.held():
-        write_sealed(path / MANIFEST, manifest, schema=_SCHEMA)
-        sync_path(path.parent)
-
-
-def _manifest_of(path: Path, snapshot: Snapshot) -> _Manifest:
-    """What is in the folder, whose names are on the disk when it returns."""
+    # Every shard is read, which takes longer than a fence may be held.
     files = [
         _File(name=file.name, num_bytes=file.stat().st_size, xxh3=file_xxh3(file)) for file in sorted(path.iterdir())
     ]
     sync_path(path)  # the shards' directory entries must be durable before the manifest's
-    return _Manifest(progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files)
+    manifest = _Manifest(progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files)
+    with fence.held():
+        write_sealed(path / MANIFEST, manifest, schema=_SCHEMA)
+        sync_path(path.parent)
 
 
 def _read_manifest(path: Path) -> _Manifest:

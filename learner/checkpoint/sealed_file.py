@@ -1,5 +1,6 @@
 """Small JSON files that contain a hash of their content, so that damage is detected when they are read."""
 
+import hashlib
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,8 +10,6 @@ import xxhash
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path, write_whole
 from slipstream.common.process.wire import MALFORMED
-
-READ_BYTES = 8 << 20
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -48,8 +47,5 @@ def read_sealed(path: Path, kind: type[S], *, schema: int, cure: str) -> S:
 
 def file_xxh3(path: Path) -> str:
     """The 128-bit XXH3 hash of a file, in hex. Raises OSError."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as stream:
-        while data := stream.read(READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
