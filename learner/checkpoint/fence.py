@@ -54,11 +54,8 @@ class Fence:
 
     def check(self) -> None:
         """Raise FencedOut where another process has taken over; it may do so at any time after this look."""
-        descriptor = os.open(self._file, os.O_RDONLY)
-        try:
-            self._check(_owner(descriptor))
-        finally:
-            os.close(descriptor)
+        with self._file.open("rb") as file:
+            self._check(_owner(file.fileno()))
 
     def _check(self, owner: str) -> None:
         if owner != self._token:
