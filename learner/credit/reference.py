@@ -35,25 +35,22 @@ def reference_at(
     `objective.reference_model` it is the model in that folder. Raises ConfigError if the run never wrote a reference,
     if its files are damaged, or if the other model does not fit the policy.
     """
-    if not objective.kl_coefficient:
-        return None
-    if objective.teacher_url:
-        return None  # a server has it: see `slipstream.learner.credit.teacher`
+    if not objective.kl_coefficient or objective.teacher_url:
+        return None  # or a server has it: see `slipstream.learner.credit.teacher`
     if objective.reference_model:
-        check_same_tokenizer("objective.reference_model", Path(objective.reference_model), model.folder)
-        teacher = load_model(Path(objective.reference_model), ranks=ranks, settings=model.settings.frozen())
-        return teacher.requires_grad_(False)
-    folder = run_dir.reference / "step_000000"
-    if step == 0:
-        _write(model, folder, ranks=ranks)
-    elif not folder.is_dir():
-        raise ConfigError(
-            f"`objective.kl_coefficient` must be 0, got {objective.kl_coefficient}: this run wrote no reference at "
-            "step 0; start a new run"
-        )
-    _check_whole(folder)
-    reference = load_model(folder, ranks=ranks, settings=model.settings.frozen())
-    return reference.requires_grad_(False)
+        folder = Path(objective.reference_model)
+        check_same_tokenizer("objective.reference_model", folder, model.folder)
+    else:
+        folder = run_dir.reference / "step_000000"
+        if step == 0:
+            _write(model, folder, ranks=ranks)
+        elif not folder.is_dir():
+            raise ConfigError(
+                f"`objective.kl_coefficient` must be 0, got {objective.kl_coefficient}: this run wrote no reference at "
+                "step 0; start a new run"
+            )
+        _check_whole(folder)
+    return load_model(folder, ranks=ranks, settings=model.settings.frozen()).requires_grad_(False)
 
 
 def check_same_tokenizer(key: str, folder: Path, ours: Path) -> None:
