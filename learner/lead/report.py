@@ -155,19 +155,18 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
         for turn in trajectory.turns:
             for component, reward in turn.rewards.items():
                 metrics.add(f"trained/reward_of_{component}", reward, 0)
-    for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
-        # A mean over trajectories, not over turns.
-        metrics.add(f"trained/reward_of_{component}", 0.0, len(trajectories))
-    for trajectory in trajectories:
         metrics.add("trained/scoring_s", trajectory.scoring_s)
         for part, value in trajectory.part_values.items():
             metrics.add(f"trained/value_of_{part}", value)
-    if len({trajectory.task.env for trajectory in trajectories}) > 1:
+    for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
+        # A mean over trajectories, not over turns.
+        metrics.add(f"trained/reward_of_{component}", 0.0, len(trajectories))
+    envs = Counter(trajectory.task.env for trajectory in trajectories)
+    if len(envs) > 1:
         for trajectory in trajectories:
             metrics.add(f"trained/success_in_{trajectory.task.env}", float(trajectory.success))
-            metrics.add(f"trained/share_of_{trajectory.task.env}", 1.0, 0)
-        for env in {trajectory.task.env for trajectory in trajectories}:
-            metrics.add(f"trained/share_of_{env}", 0.0, len(trajectories))
+        for env, count in envs.items():
+            metrics.add(f"trained/share_of_{env}", count, len(trajectories))
 
 
 def _add_lags(metrics: Metrics, trajectories: list[Trajectory], before: Progress, tally: Tally) -> None:
@@ -181,11 +180,10 @@ def _add_lags(metrics: Metrics, trajectories: list[Trajectory], before: Progress
     metrics.add_histogram("lag/oldest_token", [float(lag) for lag in lags])
     metrics.add_histogram("lag/newest_token", [float(lag) for lag in newest_lags])
     for trajectory, lag in zip(trajectories, lags, strict=True):
-        bucket = bucket_of(lag)
-        metrics.add(f"trained/reward_at_lag_{bucket}", trajectory.total_reward)
-        metrics.add(f"lag/fraction_at_{bucket}", 1 / len(lags), 0)
+        metrics.add(f"trained/reward_at_lag_{bucket_of(lag)}", trajectory.total_reward)
+    counts = Counter(map(bucket_of, lags))
     for bucket in BUCKETS:
-        metrics.add(f"lag/fraction_at_{bucket}", 0.0)
+        metrics.add(f"lag/fraction_at_{bucket}", counts[bucket], len(lags))
 
 
 def _lags(before: Progress, versions: list[int]) -> list[int]:
