@@ -286,16 +286,11 @@ def _margins(fitted: Fit, pairs: Material) -> Margins:
 
     With a reference it is DPO's margin.
     """
-    sums = _sums(fitted, pairs.examples)
+    sums: npt.NDArray[np.float64] = np.add.reduceat(_outputs(fitted, pairs.examples), _side_starts(pairs.examples))
     differences = sums[::2] - sums[1::2]
     if pairs.reference is None:
         return differences
     return dpo_margins(differences, reference=pairs.reference, beta=fitted.options.beta)
-
-
-def _sums(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
-    """The outputs of each side of each example, summed over its loss tokens, one side after the other. Collective."""
-    return np.add.reduceat(_outputs(fitted, examples), _side_starts(examples))
 
 
 def _outputs(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
@@ -336,8 +331,8 @@ def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | N
         return
     metrics = Metrics()
     if fitted.goal == "sft":
-        num_loss_tokens = sum(count_loss_tokens(side) for example in validation.examples for side in example)
-        metrics.add("fit/held_out_loss", -float(_sums(fitted, validation.examples).sum()), num_loss_tokens)
+        logprobs = _outputs(fitted, validation.examples)
+        metrics.add("fit/held_out_loss", -float(logprobs.sum()), len(logprobs))
     elif fitted.goal == "prm":
         scores, labels = _outputs(fitted, validation.examples), labels_of(validation.examples)
         metrics = held_out_metrics(scores, labels)
