@@ -41,8 +41,7 @@ class PublishStats:
     served_bytes: int = 0  # pulled from the current process, up to its last announcement
     announced_version: int = -1  # the newest announced version
     num_bytes: int = 0  # of that version, for a receiver of the version before: its delta, or all weights
-    blocked_s: float = 0.0  # of the last publish: all that the learner waited for
-    copy_s: float = 0.0  # of the last publish: rank 0's part of that, to convert, gather and copy
+    copy_s: float = 0.0  # of the last publish: rank 0's part of what the learner waits for, to convert, gather and copy
     broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
     num_receivers: int = 0  # of the last completed broadcast
 
@@ -61,7 +60,6 @@ class Publisher:
         `own` are the rows that rank 0 writes; None if it writes all.
         """
         self._settings = settings
-        self._close_timeout_s = 2 * settings.broadcast_timeout_s
         self._log_path = log_path
         self._stats = PublishStats()
         self._refusal = ""
@@ -73,7 +71,6 @@ class Publisher:
             own = {entry.name: None for entry in settings.entries}
         self.slots = Slots([each.mapped() for each in self._memory], settings.entries, own=own)
         self._free_slots: list[int] = []
-        self._begun_at = 0.0
         self._newest: messages.Submitted | None = None  # None once its slot is free again
         self._start()
         self._using = threading.Lock()  # shared by the learner's thread and the watching thread
@@ -92,16 +89,11 @@ class Publisher:
             self._read_messages()
             return replace(self._stats)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def free_slot(self) -> int:
         """A slot to write the next version into; it stays free until `submit`.
 
         Waits for no actor. Raises FencedOut once the publisher process has found a newer learner or newer weights.
         """
-        self._begun_at = time.perf_counter()
         with self._using:
             self._read_messages()
             if self._refusal:
@@ -124,7 +116,6 @@ class Publisher:
             except OSError as error:
                 self._restart(error)  # which sends the newest version
             self._stats.copy_s = copy_s
-            self._stats.blocked_s = time.perf_counter() - self._begun_at
 
     def publish(
         self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int, probe: Probe | None = None
@@ -145,7 +136,7 @@ class Publisher:
                 return
             try:
                 self._send(messages.Stop())
-                self._process.wait(self._close_timeout_s)
+                self._process.wait(2 * self._settings.broadcast_timeout_s)
             except (OSError, subprocess.TimeoutExpired) as error:
                 log.warning("killing the publisher process, which did not exit when asked to: %s", repr(error))
             self._end()

@@ -98,7 +98,7 @@ def test_an_actor_that_a_source_sends_text_that_is_none_keeps_its_weights(redis_
 def test_a_publisher_process_outlives_garbage_on_its_port(redis_url: str, run_id: str, tmp_path: Path) -> None:
     receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull"))
     with publishing(redis_url, run_id, tmp_path) as publisher, redis.Redis.from_url(redis_url) as client:
-        bulletin, pid = Bulletin(client, run_id), publisher.pid
+        bulletin, pid = Bulletin(client, run_id), publisher._process.pid
         publisher.publish(weights(1), policy_version=1)
         wait_until(lambda: latest_version(bulletin) == 1, "version 1")
         offer = bulletin.latest()
@@ -106,7 +106,7 @@ def test_a_publisher_process_outlives_garbage_on_its_port(redis_url: str, run_id
         assert bytes(receiver.receive(offer).numpy()) == flat_bytes(weights(1))
         publisher.publish(weights(2), policy_version=2)
         wait_until(lambda: latest_version(bulletin) == 2, "version 2")
-        assert (publisher.pid, publisher.stats.num_restarts) == (pid, 0)
+        assert (publisher._process.pid, publisher.stats.num_restarts) == (pid, 0)
     receiver.close()
 
 

@@ -135,8 +135,9 @@ class Versions:
         self.newest += 1
         if self.newest:
             self._tensors = nudged(self._tensors, seed=self.newest)
+        begun_at = time.perf_counter()
         self.publisher.publish(self._tensors, policy_version=self.newest)
-        self.blocked_s.append(self.publisher.stats.blocked_s)
+        self.blocked_s.append(time.perf_counter() - begun_at)
         wait_until(lambda: latest_version(self.bulletin) == self.newest, f"version {self.newest}")
         return flat_bytes(self._tensors)
 
@@ -275,7 +276,7 @@ def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(plan
             reached(received, version, versions.publish())
         published = versions.publish()
         assert halt.under_way.wait(60)
-        os.kill(publisher.pid, signal.SIGKILL)
+        os.kill(publisher._process.pid, signal.SIGKILL)
         halt.go_on.set()
         wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
         reached(received, 2, published)

@@ -224,16 +224,16 @@ def test_the_learner_holds_one_tensor_while_it_publishes(plane: Plane) -> None:
 
 def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(plane: Plane) -> None:
     with plane.publishing() as publisher:
-        first = publisher.pid
+        first = publisher._process.pid
         publisher.publish(weights(1), policy_version=1)
         os.kill(first, signal.SIGKILL)  # before it could announce anything: it imports torch for seconds
-        wait_until(lambda: publisher.pid != first, "another process")
+        wait_until(lambda: publisher._process.pid != first, "another process")
         plane.wait_for(1)
-        second = publisher.pid
+        second = publisher._process.pid
         os.kill(second, signal.SIGKILL)
         publisher.publish(weights(2), policy_version=2)  # before its death is noticed
         plane.wait_for(2)
-        assert publisher.pid != second and publisher.stats.num_restarts == 2
+        assert publisher._process.pid != second and publisher.stats.num_restarts == 2
         with closing(Receiver(plane.info("a", "pull"))) as receiver:
             assert bytes(receiver.receive(plane.offer()).numpy()) == flat_bytes(weights(2))
     assert "slipstream-weights" not in Path("/proc/self/maps").read_text()
@@ -243,7 +243,7 @@ def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[i
     with publishing(redis_url, run_id, tmp_path) as publisher:
         publisher.publish(weights(1), policy_version=1)
         wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
-        pids.put(publisher.pid)
+        pids.put(publisher._process.pid)
         time.sleep(600)
 
 

@@ -109,7 +109,7 @@ def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_ga
             publisher.publish(weights(version), policy_version=version)
             reached(received, version, flat_bytes(weights(version)))
 
-        pid = publisher.pid
+        pid = publisher._process.pid
         wait_until(lambda: plane.bulletin.broadcast_members() == ["a"], "the member")
         arrives(1)
         wait_until(lambda: publisher.stats.num_broadcasts == 1, "a broadcast")
@@ -121,7 +121,7 @@ def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_ga
         poison(plane.client, plane.run_id, range(2, 20))
         arrives(2)
         arrives(3)
-        assert (publisher.pid, publisher.stats.num_restarts) == (pid, 0)
+        assert (publisher._process.pid, publisher.stats.num_restarts) == (pid, 0)
 
 
 def test_no_process_of_ours_opens_a_store_that_listens_everywhere() -> None:
