@@ -190,12 +190,7 @@ def step_of(path: Path) -> int:
 
 
 def load(
-    path: Path,
-    *,
-    model: PackedModel,
-    optimizer: torch.optim.AdamW,
-    schedule: LambdaLR,
-    critic: Critic | None = None,
+    path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedule: LambdaLR, critic: Critic | None = None
 ) -> Progress:
     """Restore model, optimizer, schedule, critic and random state from a checkpoint. Every rank calls it.
 

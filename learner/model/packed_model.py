@@ -155,13 +155,7 @@ class PackedModel(nn.Module):
         ).last_hidden_state[0]
         return hidden
 
-    def logprobs(
-        self,
-        found: Predictions,
-        packed: Packed,
-        *,
-        entropy_gradient: bool,
-    ) -> TokenLogprobs:
+    def logprobs(self, found: Predictions, packed: Packed, *, entropy_gradient: bool) -> TokenLogprobs:
         """The log-probability of each loss token of `packed`, from the output embedding and the states in `found`."""
         head, of = self.causal_lm.get_output_embeddings(), found.of
         temperature = self.settings.temperature if packed.temperature is None else packed.temperature

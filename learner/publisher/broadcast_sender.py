@@ -63,14 +63,7 @@ class Broadcaster:
     """Rank 0 of the broadcast groups. Owns the group of the last broadcast."""
 
     def __init__(
-        self,
-        client: redis.Redis,
-        run_id: str,
-        *,
-        secret: bytes,
-        host: str,
-        timeout_s: float,
-        device: torch.device,
+        self, client: redis.Redis, run_id: str, *, secret: bytes, host: str, timeout_s: float, device: torch.device
     ) -> None:
         """`secret` is shared with the actors that may take part; empty if the run has no key."""
         self._client = client

@@ -67,10 +67,7 @@ class WeightServer:
             device=torch.device(settings.device),
         )
         self._server = ChunkServer(
-            settings.host,
-            self._read,
-            limits=ServerLimits(chunk_bytes=settings.chunk_bytes),
-            key=key,
+            settings.host, self._read, limits=ServerLimits(chunk_bytes=settings.chunk_bytes), key=key
         )
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 

@@ -127,22 +127,13 @@ def train_step(
 
 
 def _gradients(
-    models: StepModels,
-    batch: StepBatch,
-    *,
-    divisor: int,
-    settings: StepSettings,
-    ranks: Ranks,
-    clock: Clock,
+    models: StepModels, batch: StepBatch, *, divisor: int, settings: StepSettings, ranks: Ranks, clock: Clock
 ) -> list[MicroBatchSums]:
     """Accumulate the gradients of the micro-batches, and return the sums of each."""
     found = []
     for packed in _announced(batch.micro_batches, models):
         sums, loss_sums = _forward(
-            models,
-            packed.to(ranks.device),
-            settings=settings,
-            value_weight=divisor / batch.num_loss_tokens,
+            models, packed.to(ranks.device), settings=settings, value_weight=divisor / batch.num_loss_tokens
         )
         clock.mark("forward")
         for loss_sum in loss_sums:
@@ -190,11 +181,7 @@ def _announced(micro_batches: Sequence[Packed], models: StepModels) -> Iterator[
 
 
 def _forward(
-    models: StepModels,
-    packed: Packed,
-    *,
-    settings: StepSettings,
-    value_weight: float,
+    models: StepModels, packed: Packed, *, settings: StepSettings, value_weight: float
 ) -> tuple[MicroBatchSums, list[Tensor]]:
     """The sums of this micro-batch, and what to minimise: losses with gradient, each for a backward pass of its own."""
     objective, critic, reference = settings.objective, models.critic, models.reference

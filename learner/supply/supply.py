@@ -246,9 +246,7 @@ class Supply:
         task = self._curriculum.choose(group_id)
         ticket = ticket_of(group_id, task, self._config, min_policy_version=min_policy_version)
         return msgspec.structs.replace(
-            ticket,
-            preferred_policy_version=preferred_policy_version,
-            is_judged=task.env in self._judged_envs,
+            ticket, preferred_policy_version=preferred_policy_version, is_judged=task.env in self._judged_envs
         )
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
