@@ -68,10 +68,9 @@ def chunked_logprobs(
         logprob[i] = logits[i, target[i]] / T - log(sum(exp(logits[i] / T)))
 
     Actors record the log-probability after temperature, so logits are divided by it here as well; `temperature` is one
-    for all targets or one for each. Logits exist for
-    `chunk_tokens` tokens at a time; the backward pass recomputes those of all chunks but the last. Two tokens with
-    logits (ln 3, 0) have probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one
-    more tensor of [chunk_tokens, vocab] in the backward pass.
+    for all targets or one for each. Logits exist for `chunk_tokens` tokens at a time; the backward pass recomputes
+    those of all chunks but the last. Two tokens with logits (ln 3, 0) have probabilities (3/4, 1/4) at T = 1, and
+    (0.634, 0.366) at T = 2. `entropy_gradient` costs one more tensor of [chunk_tokens, vocab] in the backward pass.
 
     `kept` has the ids that each target was sampled from, padded with -1, including the target. Then both results are of
     the softmax over these ids only, as with top-k and top-p: a token that could not be sampled has no probability here

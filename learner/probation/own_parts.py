@@ -143,9 +143,8 @@ def _check_lag(objective: ObjectiveConfig, *, max_lag: int, max_uses: int) -> No
             refuse(
                 "max_negative_kl",
                 0.0,
-                f"{objective.surrogate} clips no gradient of tokens that did badly, and "
-                f"such runs collapsed at a lag of {COLLAPSING_LAG} (docs/studies/lag.md); replay.max_lag is "
-                f"{max_lag}",
+                f"{objective.surrogate} clips no gradient of tokens that did badly, and such runs collapsed at a lag "
+                f"of {COLLAPSING_LAG} (docs/studies/lag.md); replay.max_lag is {max_lag}",
                 "use 0.1, with which they did not collapse",
             )
 
