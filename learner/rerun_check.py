@@ -22,16 +22,6 @@ class RerunCheck:
     exit_code: int  # 1 if the same settings gave other weights
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """How two models differ."""
-
-    first: str  # name of the first tensor that differs
-    how: str  # by how much, or in what
-    num_different: int  # tensors
-    num_tensors: int  # different names in both models together
-
-
 def check_rerun(config: Config, run_dir: RunDir, *, original_config: Config, original: RunDir) -> RerunCheck:
     """Compare the two trained models. Different weights are a failure only if the settings are the same."""
     step = _trained_step(run_dir)
@@ -40,15 +30,12 @@ def check_rerun(config: Config, run_dir: RunDir, *, original_config: Config, ori
             text=f"nothing to compare with: {original.path} contains no trained model of step {step}", exit_code=0
         )
     found = difference(run_dir.trained_model, original.trained_model)
-    if found is None:
+    if not found:
         return RerunCheck(text=f"identical to {original.trained_model}", exit_code=0)
     theirs, ours = (settings_of(one) | {"model.path": one.model.path} for one in (original_config, config))
     changed = differences(theirs, ours)
-    text = (
-        f"not identical to {original.trained_model}: {found.num_different} of {found.num_tensors} tensors differ, "
-        f"first {found.first}, {found.how}"
-    )
-    return RerunCheck(text="; ".join([text, *changed]), exit_code=0 if changed else 1)
+    text = "; ".join([f"not identical to {original.trained_model}: {found}", *changed])
+    return RerunCheck(text=text, exit_code=0 if changed else 1)
 
 
 def _trained_step(run_dir: RunDir) -> int | None:
@@ -57,8 +44,8 @@ def _trained_step(run_dir: RunDir) -> int | None:
     return step_of(newest) if newest else None
 
 
-def difference(ours: Path, theirs: Path) -> Difference | None:
-    """The difference between two models; None if all names, shapes, dtypes and bits are equal.
+def difference(ours: Path, theirs: Path) -> str:
+    """How two models differ, and in which tensor first; "" if all names, shapes, dtypes and bits are equal.
 
     Raises OSError for a folder without weights.
     """
@@ -71,9 +58,9 @@ def difference(ours: Path, theirs: Path) -> Difference | None:
         elif how := _how_different(_read(our_files[name], name), _read(their_files[name], name)):
             different[name] = how
     if not different:
-        return None
-    first = next(iter(different))
-    return Difference(first=first, how=different[first], num_different=len(different), num_tensors=len(names))
+        return ""
+    first, how = next(iter(different.items()))
+    return f"{len(different)} of {len(names)} tensors differ, first {first}, {how}"
 
 
 def _how_different(ours: Tensor, theirs: Tensor) -> str:
