@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGr
 
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Invitation, Manifest
+from slipstream.learner.publisher.messages import Broadcasted
 from slipstream.replay.fleet.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
 from slipstream.replay.fleet.rendezvous import Rendezvous
 
@@ -32,15 +33,6 @@ LEAST_BYTES_PER_S = 250e6  # over a slower network large weights are pulled, unl
 CHUNK_BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}
 MIN_CHUNK_BYTES = 4 << 20
 IN_FLIGHT = 2  # chunks
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BroadcastReport:
-    """A completed broadcast."""
-
-    seconds: float  # of sending, without waiting for acknowledgements and without joining
-    num_receivers: int
-    num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +73,7 @@ class Broadcaster:
         actors = self._bulletin.broadcast_members()
         return Invitation(number=self._bulletin.next_invitation(), actors=actors) if actors else None
 
-    def broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> BroadcastReport | None:
+    def broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> Broadcasted | None:
         """Send the delta to the actors that acknowledge, or all weights if one of them lacks the delta's base.
 
         None if no actor acknowledged or the group failed: its members then pull, and the next broadcast builds a new
@@ -111,7 +103,14 @@ class Broadcaster:
             return None
         seconds = time.monotonic() - joined
         self._last_byte_s = seconds / blob.num_bytes
-        return BroadcastReport(seconds=seconds, num_receivers=len(sealed.actors), num_bytes=blob.num_bytes)
+        log.info(
+            "version %d, %.1f MB, broadcast to %d actors in %.3f s",
+            manifest.policy_version,
+            blob.num_bytes / 1e6,
+            len(sealed.actors),
+            seconds,
+        )
+        return Broadcasted(broadcast_s=seconds, num_receivers=len(sealed.actors))
 
     def _gather(self, invitation: Invitation) -> dict[str, Acknowledgement]:
         deadline = time.monotonic() + PREPARE_S

@@ -65,7 +65,7 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: a broadcast is complete."""
 
-    broadcast_s: float
+    broadcast_s: float  # of sending, without waiting for acknowledgements and without joining
     num_receivers: int
 
 

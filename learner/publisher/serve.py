@@ -28,7 +28,7 @@ from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.delta import encode_delta
 from slipstream.common.transfer.encryption import key_from_environment
 from slipstream.common.transfer.model_folder import OfferedFolder
-from slipstream.common.transfer.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
+from slipstream.common.transfer.weights import Manifest, Offer, buffer_bytes, sealed
 from slipstream.learner.publisher import messages
 from slipstream.learner.publisher.broadcast_sender import Broadcaster, Payload
 from slipstream.learner.publisher.lineage import continued
@@ -164,8 +164,8 @@ class WeightServer:
                     served_bytes=self._server.load.served_bytes,
                 )
                 self._report([announced])
-                if invitation is not None:
-                    self._broadcast(invitation, manifest, payload)
+                if invitation and (done := self._broadcaster.broadcast(invitation, manifest, payload)):
+                    self._report([done])
                 return
             except redis.RedisError as error:
                 log.warning(
@@ -174,19 +174,6 @@ class WeightServer:
                 if self._shelf.overtaken():
                     return
                 time.sleep(REDIS_PAUSE_S)
-
-    def _broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> None:
-        report = self._broadcaster.broadcast(invitation, manifest, payload)
-        if report is None:
-            return
-        log.info(
-            "version %d, %.1f MB, broadcast to %d actors in %.3f s",
-            manifest.policy_version,
-            report.num_bytes / 1e6,
-            report.num_receivers,
-            report.seconds,
-        )
-        self._report([messages.Broadcasted(broadcast_s=report.seconds, num_receivers=report.num_receivers)])
 
 
 def let_failed_broadcasts_end_alone() -> None:
