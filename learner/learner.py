@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
@@ -28,7 +27,7 @@ from slipstream.common.records.trajectory import InvalidTrajectory
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.batch.pack import TokenSequence, bins_of_rank, count_loss_tokens, sequences_of, with_lags
+from slipstream.learner.batch.pack import TokenSequence, bins_of_rank, returns_of, sequences_of, with_lags
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
@@ -43,7 +42,7 @@ from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.model.probe_score import check_export
-from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
+from slipstream.learner.ranks.ranks import Ranks, resolve_dtype, share
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
@@ -180,7 +179,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         sampled = np.concatenate([sequence.behaviour_logprobs[sequence.loss_mask] for sequence in bare])
         metrics = dataclasses.replace(metrics, reference_kl=float((sampled - measured.reference_logprobs).mean()))
     if critic is not None and not metrics.skipped:
-        critic.scale = critic.scale.after(_returns(sequences))
+        critic.scale = critic.scale.after(returns_of(sequences))
     learner.progress = msgspec.structs.replace(
         before,
         step=before.step + 1,
@@ -229,17 +228,8 @@ def _measure(learner: Learner, sequences: Sequence[TokenSequence]) -> Measured:
 
 def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks) -> npt.NDArray[np.float64]:
     """The teacher's log-probability of each loss token, the same on every rank: rank 0 asks."""
-    found = torch.zeros(count_loss_tokens(sequences), dtype=torch.float64, device=ranks.device)
-    if ranks.rank == 0:
-        found.copy_(torch.from_numpy(teacher.logprobs(sequences)))
-    dist.broadcast(found, src=0)
-    return found.cpu().numpy()
-
-
-def _returns(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
-    """The critic's targets at every loss token of the batch."""
-    found = [sequence.returns[sequence.loss_mask] for sequence in sequences if sequence.returns is not None]
-    return np.concatenate(found).astype(np.float64)
+    found = teacher.logprobs(sequences).tobytes() if ranks.rank == 0 else None
+    return np.frombuffer(share(found, bytes, ranks=ranks), dtype=np.float64)
 
 
 def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda: None) -> None:

@@ -217,6 +217,12 @@ def count_loss_tokens(sequences: Sequence[TokenSequence]) -> int:
     return sum(int(sequence.loss_mask.sum()) for sequence in sequences)
 
 
+def returns_of(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
+    """The `returns` at every loss token, sequence after sequence."""
+    found = [sequence.returns[sequence.loss_mask] for sequence in sequences if sequence.returns is not None]
+    return np.concatenate(found).astype(np.float64)
+
+
 def numbered(trajectories: Iterable[Sequence[TokenSequence]]) -> list[TokenSequence]:
     """The sequences of a batch, each with the number of its trajectory; an element of `trajectories` has branches.
 

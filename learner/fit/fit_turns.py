@@ -3,18 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from slipstream.common.process.metrics import Metrics
 from slipstream.learner.batch.examples import Example
+from slipstream.learner.batch.pack import returns_of
 from slipstream.learner.objective.turn_labels import Turns, calibration, calibration_error, probability, turn_loss
 
 
 def labels_of(examples: Sequence[Example]) -> Turns:
     """The label of each loss token, one side after the other."""
-    sequences = [sequence for example in examples for side in example for sequence in side]
-    found = [each.returns[each.loss_mask] for each in sequences if each.returns is not None]
-    return np.concatenate(found).astype(np.float64)
+    return returns_of([sequence for example in examples for side in example for sequence in side])
 
 
 def label_metrics(scores: Turns, labels: Turns) -> Metrics:
