@@ -17,7 +17,7 @@ from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import cost_of
 from slipstream.learner.lead.overview import FLEET, describe
 from slipstream.learner.lead.report import add_cost, add_fleet
-from slipstream.replay.run.diagnosis import Diagnosis, Facts, FaultLog, diagnose
+from slipstream.replay.run.diagnosis import Diagnosis, FaultLog, diagnose
 from slipstream.replay.run.observer import Observer
 
 EVERY_S = 10.0
@@ -73,7 +73,9 @@ class FleetWatch:
 
     def _look(self, now_s: float) -> None:
         facts = self._observer.facts(self._steps())
-        metrics, found = fleet_metrics(facts, tokens_trained=self._tokens_trained()), diagnose(facts)
+        metrics, found, tokens = Metrics(), diagnose(facts), self._tokens_trained()
+        add_fleet(metrics, ledger=facts.ledger, members=facts.members)
+        add_cost(metrics, cost_of(facts.everyone, alive=facts.members, ledger=facts.ledger, tokens_trained=tokens))
         if line := self._faults.line(found, now_s=now_s):
             log.warning("%s", printable(line))
         is_new = self.found is None or found.cause != self.found.cause
@@ -87,12 +89,3 @@ def _text(found: Diagnosis) -> str:
         f"{'FAULT' if found.is_fault else 'no fault'}: {found.cause}\n"
         f"evidence: {found.evidence}\nnext step: {found.next_step}"
     )
-
-
-def fleet_metrics(facts: Facts, *, tokens_trained: int) -> Metrics:
-    """The state of the buffer, of the fleet, and its cost, as they are now."""
-    metrics = Metrics()
-    add_fleet(metrics, ledger=facts.ledger, members=facts.members)
-    cost = cost_of(facts.everyone, alive=facts.members, ledger=facts.ledger, tokens_trained=tokens_trained)
-    add_cost(metrics, cost)
-    return metrics
