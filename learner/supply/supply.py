@@ -348,14 +348,12 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
             "log"
         )
     num_failed, num_before = sum(now.failed.values()), sum(before.failed.values())
+    last = f"the last one: {failures[0].outcome}: {failures[0].reason}" if failures else ""
     if failures and num_failed > num_before:
-        last = failures[0]
-        reasons.append(f"{num_failed - num_before} attempts failed; the last one: {last.outcome}: {last.reason}")
+        reasons.append(f"{num_failed - num_before} attempts failed; {last}")
     elif failures and not reasons:
-        last = failures[0]
         reasons.append(
-            f"{ARE_ACTORS_RUNNING} No attempt has failed since this wait began; {num_failed} failed before it, the "
-            f"last one: {last.outcome}: {last.reason}"
+            f"{ARE_ACTORS_RUNNING} No attempt has failed since this wait began; {num_failed} failed before it, {last}"
         )
     return reasons
 
