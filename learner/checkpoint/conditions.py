@@ -17,18 +17,15 @@ THREADS = "threads of a rank"
 def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
     """Settings and machine, as recorded with each archived step."""
     on_gpu = ranks.device.type == "cuda"
-    own = {f"file of objective.{key}": digest_of(name) for key, name in config.objective.own_parts.items()}
-    return (
-        settings_of(config)
-        | own
-        | {
-            "learner.ranks": str(ranks.num_ranks),
-            THREADS: str(torch.get_num_threads()),
-            "device": torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability(),
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-        }
-    )
+    settings = settings_of(config)
+    settings |= {f"file of objective.{key}": digest_of(name) for key, name in config.objective.own_parts.items()}
+    return settings | {
+        "learner.ranks": str(ranks.num_ranks),
+        THREADS: str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
 
 
 def settings_of(config: Config) -> dict[str, str]:
