@@ -17,16 +17,14 @@ For a process reward model, each sequence with labels is a side.
 """
 
 
-def example_of(
-    sides: Sequence[Sequence[Branch]], goal: Goal, *, labels: Mapping[int, float] | None = None
-) -> Example | None:
+def example_of(sides: Sequence[Sequence[Branch]], goal: Goal, *, labels: Mapping[int, float]) -> Example | None:
     """The sides of an example for `goal`; None if one of them has no loss token.
 
     A reward model reads only the last branch of a conversation, and scores it at its last token. A process reward model
     scores each turn that has one of `labels`, by the index of its message, at its last token.
     """
     if goal == "prm":
-        return tuple([labelled] for branch in sides[0] if (labelled := _at_labels(branch, labels or {}))) or None
+        return tuple([labelled] for branch in sides[0] if (labelled := _at_labels(branch, labels))) or None
     read = tuple([_at_end(side[-1])] if goal == "reward" else _learnt(side) for side in sides)
     return read if all(count_loss_tokens(side) for side in read) else None
 
