@@ -70,7 +70,6 @@ class Publisher:
         if own is None:
             own = {entry.name: None for entry in settings.entries}
         self.slots = Slots([each.mapped() for each in self._memory], settings.entries, own=own)
-        self._free_slots: list[int] = []
         self._newest: messages.Submitted | None = None  # None once its slot is free again
         self._start()
         self._using = threading.Lock()  # shared by the learner's thread and the watching thread

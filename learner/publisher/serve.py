@@ -127,11 +127,11 @@ class WeightServer:
             adapted=self._settings.adapted,
             probe=submitted.probe,
         )
-        delta = self._delta(submitted)
-        if delta is not None:
-            assert self._shelf.newest is not None
-            previous = self._shelf.newest.manifest
-            manifest = continued(manifest, previous, delta, anchor_every=self._settings.anchor_every)
+        newest, delta = self._shelf.newest, None
+        if newest is not None and self._settings.anchor_every > 1:
+            delta = encode_delta(self._views[newest.slot], self._views[submitted.slot], self._settings.entries)
+            if delta is not None:  # else too much has changed
+                manifest = continued(manifest, newest.manifest, delta, anchor_every=self._settings.anchor_every)
         self._report(self._shelf.serve(manifest, delta))
         self._offer(manifest, Payload(whole=self._buffers[submitted.slot], delta=delta))
 
@@ -142,13 +142,6 @@ class WeightServer:
             if newest is not None and self._bulletin.highest_version() < newest.manifest.policy_version:
                 log.warning("Redis has lost the offer of version %d; offering it again", newest.manifest.policy_version)
                 self._offer(newest.manifest, Payload(whole=self._buffers[newest.slot], delta=None))
-
-    def _delta(self, submitted: messages.Submitted) -> bytes | None:
-        """The delta from the newest version to this one; None for the first version, or if too much has changed."""
-        newest = self._shelf.newest
-        if newest is None or self._settings.anchor_every == 1:
-            return None
-        return encode_delta(self._views[newest.slot], self._views[submitted.slot], self._settings.entries)
 
     def _offer(self, manifest: Manifest, payload: Payload) -> None:
         """Announce and broadcast a version; while Redis is unreachable, retry until a newer version replaces it."""
