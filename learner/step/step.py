@@ -186,10 +186,14 @@ def _forward(
     """The sums of this micro-batch, and what to minimise: losses with gradient, each for a backward pass of its own."""
     objective, critic, reference = settings.objective, models.critic, models.reference
     current = models.policy(packed, entropy_gradient=objective.entropy_bonus > 0)
+    reference_logprobs = None
+    if reference is not None:
+        with torch.no_grad():
+            reference_logprobs = reference(packed).logprobs
     tokens = LossTokens(
         current_logprobs=current.logprobs,
         behaviour_logprobs=packed.behaviour_logprobs[packed.loss_positions],
-        reference_logprobs=None if reference is None else _frozen_logprobs(reference, packed),
+        reference_logprobs=reference_logprobs,
         advantages=packed.advantages[packed.loss_positions],
         entropies=current.entropies,
         lags=packed.loss_lags,
@@ -212,12 +216,6 @@ def _forward(
         num_pairs=packed.num_pairs,
     )
     return sums, loss_sums
-
-
-def _frozen_logprobs(reference: PackedModel, packed: Packed) -> Tensor:
-    with torch.no_grad():
-        logprobs: Tensor = reference(packed).logprobs
-    return logprobs
 
 
 L = TypeVar("L", PolicyLoss, ValueLoss)
