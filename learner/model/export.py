@@ -32,14 +32,14 @@ _EDITS = (
 )
 
 
-def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+def save_hf(model: PackedModel, folder: Path, *, ranks: Ranks, max_file_bytes: int = MAX_FILE_BYTES) -> None:
     """Write a Hugging Face folder that vLLM and transformers can load. Every rank calls it.
 
     The other files are those of `model.folder`, which every version of transformers reads as before. The weights are
     float32, with adapters merged. Only rank 0 writes: its memory holds the tensors of one file of at most
     `max_file_bytes`, or one tensor if that is larger. The other ranks need memory for one tensor.
     """
-    folder, tensors = Path(folder), full_tensors(model)
+    tensors = full_tensors(model)
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         # Of an earlier export, perhaps with other file sizes. Without its config.json no half of this one looks whole.
@@ -51,13 +51,13 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
         pass
 
 
-def write_sampling(model: PackedModel, folder: str | Path, sampling: SamplingConfig) -> None:
+def write_sampling(model: PackedModel, folder: Path, sampling: SamplingConfig) -> None:
     """Write into an exported folder how training sampled: transformers and vLLM's server do the same by default.
 
     Of the first model's settings of generation only the special tokens stay: a penalty, say, would make another policy
     of the one that was trained and evaluated.
     """
-    path = Path(folder) / "generation_config.json"
+    path = folder / "generation_config.json"
     if path.is_file():
         before = json.loads(path.read_text())
     else:
@@ -71,9 +71,8 @@ def write_sampling(model: PackedModel, folder: str | Path, sampling: SamplingCon
     ).save_pretrained(folder)
 
 
-def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
+def save_adapters(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     """Write only the adapters, in peft's format, for use with the weights of `model.folder`. Every rank calls it."""
-    folder = Path(folder)
     tensors = {name_in_peft(name): whole(shard).cpu() for name, shard in named_shards(model) if is_of_adapter(name)}
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
