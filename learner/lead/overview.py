@@ -136,8 +136,7 @@ def describe(tag: str) -> str:
         return PINNED[tag]
     if tag.startswith("rest/"):
         return "docs/metrics.md explains it."
-    found = [text for name, text in SHOWN.items() if re.fullmatch(name.replace("*", r"\w+"), tag)]
-    return SHOWN.get(tag) or (found[0] if found else "")
+    return next((text for name, text in SHOWN.items() if re.fullmatch(name.replace("*", r"\w+"), tag)), "")
 
 
 def place_of(name: str) -> Place | None:
