@@ -132,7 +132,7 @@ class WeightServer:
             delta = encode_delta(self._views[newest.slot], self._views[submitted.slot], self._settings.entries)
             if delta is not None:  # else too much has changed
                 manifest = continued(manifest, newest.manifest, delta, anchor_every=self._settings.anchor_every)
-        self._report(self._shelf.serve(manifest, delta))
+        self._report(self._shelf.serve(manifest, delta, slot=submitted.slot))
         self._offer(manifest, Payload(whole=self._buffers[submitted.slot], delta=delta))
 
     def _renew(self) -> None:

@@ -27,7 +27,6 @@ class Shelf:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._pending: Submitted | None = None
-        self._processing: Submitted | None = None
         self.newest: StoredVersion | None = None  # served last; its slot does not change until the next `serve`
         self._anchor: StoredVersion | None = None
         self._previous: StoredVersion | None = None
@@ -62,15 +61,13 @@ class Shelf:
         """Begin to process the pending version, or the first that comes within `wait_s`; None if none comes."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._stopping, wait_s)
-            self._processing, self._pending = self._pending, None
-            return self._processing
+            submitted, self._pending = self._pending, None
+            return submitted
 
-    def serve(self, manifest: Manifest, delta: bytes | None) -> list[Freed]:
-        """Serve the version being processed, as `manifest`. `delta` is its last delta, None if it has none."""
+    def serve(self, manifest: Manifest, delta: bytes | None, *, slot: int) -> list[Freed]:
+        """Serve the version taken from `slot`, as `manifest`. `delta` is its last delta, None if it has none."""
         with self._changed:
-            assert self._processing is not None
-            newest = StoredVersion(slot=self._processing.slot, manifest=manifest)
-            self._processing = None
+            newest = StoredVersion(slot=slot, manifest=manifest)
             freed = self._free_newest()
             if manifest.anchor is None:
                 freed += self._free_previous()

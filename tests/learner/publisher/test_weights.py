@@ -401,7 +401,7 @@ def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     assert taken is not None and taken.policy_version == 1
     assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
     assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1)]
-    assert shelf.serve(manifest, None) == []
+    assert shelf.serve(manifest, None, slot=0) == []
     taken = shelf.take(0.0)
     assert taken is not None and taken.policy_version == 3
 
@@ -412,7 +412,7 @@ def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:
     for slot in (0, 1):
         shelf.submit(Submitted(slot=slot, policy_version=slot))
         shelf.take(0.0)
-        assert shelf.serve(manifest, None) == []  # 0 becomes the previous one, 1 the served one
+        assert shelf.serve(manifest, None, slot=slot) == []  # 0 becomes the previous one, 1 the served one
     shelf.submit(Submitted(slot=2, policy_version=2))
     assert shelf.withdraw() == [Freed(slot=2)]
     assert shelf.withdraw() == [Freed(slot=0)]
