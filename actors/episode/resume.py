@@ -14,22 +14,10 @@ from slipstream.common.records.trajectory import Fork, Trajectory
 
 def resumed_record(attempt: Attempt, partial: Trajectory) -> EpisodeRecord:
     """The record as it was when `partial` was handed in; `attempt` continues it."""
-    return EpisodeRecord(
-        attempt=attempt,
-        tokens=partial.token_array().tolist(),
-        logprobs=partial.behaviour_logprob_array().tolist(),
-        loss_mask=partial.loss_mask_array().tolist(),
-        kept=[partial.kept or no_sets(int(partial.loss_mask_array().sum()))],
-        branch_starts=list(partial.branch_starts),
-        version_spans=list(partial.version_spans),
-        turns=list(partial.turns),
-        fork=partial.fork,
-        prompt_stop=partial.num_tokens,
-        score=partial.score,
-        success=partial.success,
-        started_at_s=partial.started_at_s,
-        earlier_s=partial.duration_s,
-    )
+    record = _record_until(partial.num_tokens, attempt, partial)
+    record.turns, record.fork = list(partial.turns), partial.fork
+    record.score, record.success, record.earlier_s = partial.score, partial.success, partial.duration_s
+    return record
 
 
 def forked_record(attempt: Attempt, parent: Trajectory, fork: Fork) -> EpisodeRecord:
@@ -37,18 +25,23 @@ def forked_record(attempt: Attempt, parent: Trajectory, fork: Fork) -> EpisodeRe
 
     Rewards are left open until they are replayed: parts of `env.rewards` may have changed those of the parent.
     """
-    stop = parent.turns[fork.num_turns].start
-    num_sampled = int(parent.loss_mask_array()[:stop].sum())
+    record = _record_until(parent.turns[fork.num_turns].start, attempt, parent)
+    record.turns = [msgspec.structs.replace(turn, rewards={}) for turn in parent.turns[: fork.num_turns]]
+    record.fork = fork
+    return record
+
+
+def _record_until(stop: int, attempt: Attempt, earlier: Trajectory) -> EpisodeRecord:
+    """The record of `attempt` with the tokens of `earlier` before `stop`, and without its turns."""
+    num_sampled = int(earlier.loss_mask_array()[:stop].sum())
     return EpisodeRecord(
         attempt=attempt,
-        tokens=parent.token_array()[:stop].tolist(),
-        logprobs=parent.behaviour_logprob_array()[:stop].tolist(),
-        loss_mask=parent.loss_mask_array()[:stop].tolist(),
-        kept=[parent.kept.between(0, num_sampled) if parent.kept else no_sets(num_sampled)],
-        branch_starts=[start for start in parent.branch_starts if start < stop],
-        version_spans=[span for span in parent.version_spans if span.stop <= stop],
-        turns=[msgspec.structs.replace(turn, rewards={}) for turn in parent.turns[: fork.num_turns]],
-        fork=fork,
+        tokens=earlier.token_array()[:stop].tolist(),
+        logprobs=earlier.behaviour_logprob_array()[:stop].tolist(),
+        loss_mask=earlier.loss_mask_array()[:stop].tolist(),
+        kept=[earlier.kept.between(0, num_sampled) if earlier.kept else no_sets(num_sampled)],
+        branch_starts=[start for start in earlier.branch_starts if start < stop],
+        version_spans=[span for span in earlier.version_spans if span.stop <= stop],
         prompt_stop=stop,
-        started_at_s=parent.started_at_s,  # a prompt may show the date
+        started_at_s=earlier.started_at_s,  # a prompt may show the date
     )
