@@ -112,13 +112,7 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
 def buffers_to_play(client: redis.Redis, run: Config, *, vocab_size: int) -> dict[str, ActorBuffer]:
     """The buffers whose groups this actor plays, evaluations first: the learner waits for them."""
     return {
-        stream: ActorBuffer(
-            client,
-            run.run.name,
-            run.replay,
-            vocab_size=vocab_size,
-            stream=stream,
-        )
+        stream: ActorBuffer(client, run.run.name, run.replay, vocab_size=vocab_size, stream=stream)
         for stream in ("eval", "train")
     }
 
