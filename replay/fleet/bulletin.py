@@ -90,18 +90,10 @@ class Bulletin:
         manifest = offer.manifest
         staged = self._key("staged", manifest.learner_epoch, manifest.policy_version)
         self._notices.put(staged, wire.encode(offer, compress=True), ttl_s=TTL_S)
-        refusal = cast(
-            bytes,
-            self._announce(
-                keys=[
-                    keys.epoch_key(self._run_id),
-                    self._key("version"),
-                    self._key("latest"),
-                    staged,
-                    self._key("latest", "versions"),
-                ],
-                args=[manifest.learner_epoch, manifest.policy_version, manifest.root],
-            ),
+        epoch, version, latest = keys.epoch_key(self._run_id), self._key("version"), self._key("latest")
+        refusal = self._announce(
+            keys=[epoch, version, latest, staged, self._key("latest", "versions")],
+            args=[manifest.learner_epoch, manifest.policy_version, manifest.root],
         )
         if refusal:
             raise FencedOut(refusal.decode())
