@@ -288,9 +288,7 @@ class EpisodeRecord:
 
     def _record(self, *, stop: int, stop_reason: StopReason) -> Trajectory:
         attempt = self.attempt
-        kept = joined(self.kept)
-        if kept.ids:
-            kept = kept.between(0, sum(self.loss_mask[:stop]))
+        kept = joined(self.kept).between(0, sum(self.loss_mask[:stop]))
         return Trajectory(
             schema=SCHEMA,
             run_id=attempt.run_id,
