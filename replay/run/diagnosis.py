@@ -107,10 +107,7 @@ class FaultLog:
 
 def diagnose(facts: Facts) -> Diagnosis:
     """The first cause that explains the facts."""
-    for find in FINDERS:
-        if found := find(facts):
-            return found
-    return _who_waits(facts)
+    return next((found for find in FINDERS if (found := find(facts))), None) or _who_waits(facts)
 
 
 def diagnose_records(facts: Facts) -> Diagnosis:
