@@ -52,13 +52,17 @@ class PullCounts:
 
 @dataclass(kw_only=True, slots=True)
 class Partial:
-    """A partly received blob, and the sources of its chunks."""
+    """A partly received blob, and the sources of its chunks; none has been received at first."""
 
     blob: Blob
     chunk_bytes: int
-    buffer: Bytes
-    missing: deque[int]  # offsets of chunks
+    buffer: Bytes = field(init=False)
+    missing: deque[int] = field(init=False)  # offsets of chunks
     givers: set[str] = field(default_factory=set)  # endpoints
+
+    def __post_init__(self) -> None:
+        self.buffer = np.empty(self.blob.num_bytes, dtype=np.uint8)
+        self.missing = deque(range(0, self.blob.num_bytes, self.chunk_bytes))
 
     def __str__(self) -> str:
         return f"{len(self.missing)} of {-(-self.blob.num_bytes // self.chunk_bytes)} chunks missing"
@@ -72,16 +76,6 @@ class Partial:
         ends = [(offset, offset + self.num_bytes(offset)) for offset in self.missing]
         self.missing = deque(piece for offset, end in ends for piece in range(offset, end, chunk_bytes))
         self.chunk_bytes = chunk_bytes
-
-
-def empty_partial(blob: Blob, chunk_bytes: int) -> Partial:
-    """A partial of `blob` without any chunks."""
-    return Partial(
-        blob=blob,
-        chunk_bytes=chunk_bytes,
-        buffer=np.empty(blob.num_bytes, dtype=np.uint8),
-        missing=deque(range(0, blob.num_bytes, chunk_bytes)),
-    )
 
 
 def fetch(

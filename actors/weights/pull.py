@@ -12,18 +12,7 @@ from collections.abc import Callable
 import redis
 import zmq
 
-from slipstream.actors.weights.fetch import (
-    Bytes,
-    Corrupt,
-    Full,
-    Gone,
-    Left,
-    Partial,
-    PullCounts,
-    Silent,
-    empty_partial,
-    fetch,
-)
+from slipstream.actors.weights.fetch import Bytes, Corrupt, Full, Gone, Left, Partial, PullCounts, Silent, fetch
 from slipstream.actors.weights.sources import NoSource, Sources
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.chunks import CHUNK_BYTES, Blob
@@ -73,7 +62,7 @@ class Puller:
         while True:
             partial = self._partial
             if partial is None or partial.blob != blob:
-                partial = self._partial = empty_partial(blob, self._chunk_bytes)
+                partial = self._partial = Partial(blob=blob, chunk_bytes=self._chunk_bytes)
             self._fill(partial, publisher, deadline)
             self._partial = None
             try:
