@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -160,7 +159,7 @@ def _start_mended(directory: Path, address: int | Path) -> Server:
     executable = find_executable()
     _check_reads(executable, directory)
     _, password = port_and_password(directory / "redis.conf")
-    log = _log(directory)
+    log = directory / "redis.log"
     num_logged = log.stat().st_size if log.exists() else 0
     try:
         return _start(executable, directory, address, password=password)
@@ -179,9 +178,7 @@ def _mend_cut_file(executable: str, directory: Path, *, password: str) -> None:
     loads the file without the unfinished transaction and rewrites it.
     """
     with (
-        _start(
-            executable, directory, free_port(), password=password, options=["--aof-load-truncated", "yes"]
-        ) as server,
+        _start(executable, directory, free_port(), password=password, loads_cut_file=True) as server,
         connect(server.secret_url) as client,
     ):
         client.bgrewriteaof()
@@ -203,12 +200,7 @@ def _mend_cut_file(executable: str, directory: Path, *, password: str) -> None:
 
 
 def _start(
-    executable: str,
-    directory: Path,
-    address: int | Path,
-    *,
-    password: str,
-    options: Sequence[str] = ("--aof-load-truncated", "no"),
+    executable: str, directory: Path, address: int | Path, *, password: str, loads_cut_file: bool = False
 ) -> Server:
     """Start the server and return it when it answers. Raises ServerError."""
     admin_password = secrets.token_hex(16)
@@ -222,12 +214,12 @@ def _start(
                 "--dir",
                 str(directory),
                 "--logfile",
-                str(_log(directory)),
+                str(directory / "redis.log"),
                 *listening(address),
                 *LIMITS,
                 *user("default", password, refused=REFUSED),
                 *user(ADMIN, admin_password),
-                *options,
+                *("--aof-load-truncated", "yes" if loads_cut_file else "no"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -337,13 +329,9 @@ def _wait_for_pong(server: Server) -> None:
     raise _with_log(f"redis-server at {server.url} did not answer in {START_TIMEOUT_S:.0f} s", server.directory)
 
 
-def _log(directory: Path) -> Path:
-    return directory / "redis.log"
-
-
 def _with_log(what: str, directory: Path) -> ServerError:
     """The error `what`, with the end of the server's log."""
-    log = _log(directory)
+    log = directory / "redis.log"
     if not log.exists():
         return ServerError(f"{what}; it could not write its log {log}: make it a file that this user can write")
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
