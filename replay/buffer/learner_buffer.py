@@ -97,18 +97,10 @@ class LearnerBuffer:
         trained once, with `step`. All three are missing from the result: claim again for the rest of the batch.
         """
         self._last_step_made = step - 1
-        arguments = (
-            self._verbs.epoch,
-            self._num_claims,
-            step,
-            num_groups,
-            policy_version - max_lag,
-            max_uses,
-            int(beside_equal),
-        )
+        arguments = (self._num_claims, step, num_groups, policy_version - max_lag, max_uses, int(beside_equal))
         reply = None
         while reply is None:
-            reply = self._verbs.call("claim", *arguments)
+            reply = self._verbs.call("claim", self._verbs.epoch, *arguments)
         groups = self._read_groups(reply)
         # Only now: if a claim raised half-way, the learner's next attempt repeats the same claim and gets its groups.
         self._num_claims += 1
