@@ -66,9 +66,8 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
-        return (one.dtype, one.device, one.shape) == (other.dtype, other.device, other.shape) and torch.equal(
-            one, other
-        )
+        alike = (one.dtype, one.device, one.shape) == (other.dtype, other.device, other.shape)
+        return alike and torch.equal(one, other)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return isinstance(one, PLAIN) and bool(one == other)
