@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 import redis
 
@@ -88,29 +88,16 @@ class Ledger:
 _COUNTERS = {
     "inserted": "trajectories:inserted",
     "trained_trajectories": "trajectories:trained",
+    "dropped_trajectories": "trajectories:dropped",
     "held_trajectories": "trajectories:held",
     "partials_handed_in": "partials:handed_in",
     "partials_resumed": "partials:resumed",
+    "partials_discarded": "partials:discarded",
     "partials_held": "partials:held",
 }
-_BY_REASON = {
-    "dropped": "dropped:",
-    "dropped_trajectories": "trajectories:dropped:",
-    "partials_discarded": "partials:discarded:",
-    "failed": "failed:",
-    "episodes": "episodes:",
-    "successes": "successes:",
-    "returns": "returns:",
-    "tokens": "tokens:",
-    "turns": "turns:",
-    "duration_ms": "duration_ms:",
-}
-_OF_PREFIX = {prefix: name for name, prefix in _BY_REASON.items()}
-_ONE_COUNTER = {
-    _COUNTERS.get(field.name, field.name): field.name
-    for field in dataclasses.fields(Ledger)
-    if field.name not in _BY_REASON and field.name != "unreadable"
-}
+_FIELDS = {_COUNTERS.get(field.name, field.name): field for field in dataclasses.fields(Ledger)}
+_ONE_COUNTER = {counter: field.name for counter, field in _FIELDS.items() if field.type is int}
+_BY_REASON = {f"{counter}:": field.name for counter, field in _FIELDS.items() if get_origin(field.type) is dict}
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
@@ -142,7 +129,7 @@ def read_ledger(client: redis.Redis, run_id: str, *, stream: str = "train") -> L
 def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
     """The ledger of the stored counters."""
     fields: dict[str, Any] = dict.fromkeys(_ONE_COUNTER.values(), 0) | {"last_group_id": -1, "unreadable": []}
-    fields |= {name: {} for name in _BY_REASON}
+    fields |= {name: {} for name in _BY_REASON.values()}
     for name, stored in counters.items():
         number, (field, reason) = _number(name, stored), _place(name)
         if number is None:
@@ -158,7 +145,7 @@ def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
 def _place(name: bytes) -> tuple[str, str | None]:
     """The field of a counter, empty if it has none, and its reason where the field has one number for each."""
     counter = name.decode(errors="replace")
-    for prefix, field in _OF_PREFIX.items():
+    for prefix, field in _BY_REASON.items():
         if counter.startswith(prefix):
             return field, counter.removeprefix(prefix)
     return _ONE_COUNTER.get(counter, ""), None
