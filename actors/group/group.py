@@ -92,10 +92,6 @@ class EpisodeSetup:
     scoring: Scoring | None = None  # None: the rewards of the environments are the whole reward
 
 
-Unstored = dict[int, EpisodeRecord | Trajectory]
-"""By member: a running episode, or a finished one that is not stored yet."""
-
-
 async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffer) -> None:
     """Play every missing member of `lease`, and store, fail or give back each of them.
 
@@ -104,202 +100,192 @@ async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffe
     unexpected exception is raised too, and leaves the lease to expire, which counts the attempt: a task that kills its
     actors must not kill all of them.
     """
-    unstored: Unstored = {}
-    siblings = Siblings(lease)
-    give_back_rest: Callable[[Lease, Unstored, ActorBuffer], int] = _give_back
+    played = _PlayedGroup(lease=lease, setup=setup, buffer=buffer, siblings=Siblings(lease))
+    give_back_rest: Callable[[], int] = played.give_back
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
                 members.create_task(
-                    _play_member(lease, member, attempt, unstored, siblings, setup, buffer),
+                    played.play(member, attempt),
                     name=f"member {member} of group {lease.ticket.group_id}, environment {lease.ticket.task.env!r}",
                 )
     except ExceptionGroup as errors:
         error = errors.exceptions[0]  # if the engine died, every member raises the same
-        give_back_rest = partial(_give_back, death=str(error)) if isinstance(error, EngineDied) else _hand_in
+        has_died = isinstance(error, EngineDied)
+        give_back_rest = partial(played.give_back, death=str(error)) if has_died else played.hand_in
         raise error from None
     finally:
-        num_handed_in = await asyncio.shield(asyncio.to_thread(give_back_rest, lease, unstored, buffer))
+        num_handed_in = await asyncio.shield(asyncio.to_thread(give_back_rest))
         setup.episodes.kept_tokens += num_handed_in  # a statement of its own: other groups add during the await
 
 
-def _give_back(lease: Lease, unstored: Unstored, buffer: ActorBuffer, *, death: str = "") -> int:
-    """Hand in the whole turns of all members, then release the group; return the tokens that were sampled here.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlayedGroup:
+    """A leased group while this actor plays it."""
 
-    `death` says how the engine died, if it did.
-    """
-    try:
-        return _hand_in(lease, unstored, buffer)
-    finally:
-        buffer.release(lease, death=death)
+    lease: Lease
+    setup: EpisodeSetup
+    buffer: ActorBuffer
+    siblings: Siblings
+    # By member: a running episode, or a finished one that is not stored yet.
+    unstored: dict[int, EpisodeRecord | Trajectory] = field(default_factory=dict)
 
+    def give_back(self, *, death: str = "") -> int:
+        """Hand in the whole turns of all members, then release the group; return the tokens that were sampled here.
 
-def _hand_in(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
-    """Hand in the whole turns of all members; return how many of their tokens were sampled here."""
-    num_turns, num_tokens = 0, 0
-    for made in unstored.values():
-        if _store_so_far(lease, made, buffer):
-            num_turns += len(made.turns)
-            num_tokens += _num_sampled_here(lease, made)
-    if unstored:
-        log.info(
-            "group %d is given back: handed in %d whole turns of %d episodes; unfinished turns are lost",
-            lease.ticket.group_id,
-            num_turns,
-            len(unstored),
+        `death` says how the engine died, if it did.
+        """
+        try:
+            return self.hand_in()
+        finally:
+            self.buffer.release(self.lease, death=death)
+
+    def hand_in(self) -> int:
+        """Hand in the whole turns of all members; return how many of their tokens were sampled here."""
+        num_turns, num_tokens = 0, 0
+        for made in self.unstored.values():
+            if self._store_so_far(made):
+                num_turns += len(made.turns)
+                num_tokens += self._num_sampled_here(made)
+        if self.unstored:
+            log.info(
+                "group %d is given back: handed in %d whole turns of %d episodes; unfinished turns are lost",
+                self.lease.ticket.group_id,
+                num_turns,
+                len(self.unstored),
+            )
+        return num_tokens
+
+    def _store_so_far(self, made: EpisodeRecord | Trajectory) -> bool:
+        """Store the whole turns of a member; return whether they are stored.
+
+        False if there is no whole turn yet, turns of a parent are not replayed yet, the server has no memory left, or
+        the lease is lost.
+        """
+        if not all(turn.rewards for turn in made.turns) or not made.turns:
+            return False
+        try:
+            if isinstance(made, Trajectory):
+                result = self.buffer.insert(self.lease, made)
+            else:
+                result = self.buffer.hand_in(self.lease, made.partial())
+        except InvalidTrajectory as error:
+            log.warning("a member of group %d cannot be handed in: %s", self.lease.ticket.group_id, error)
+            return False
+        return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+    def _num_sampled_here(self, made: EpisodeRecord | Trajectory) -> int:
+        """The sampled tokens of an attempt, without those of the partial that it continues, or of its parent."""
+        identity = made.attempt if isinstance(made, EpisodeRecord) else made
+        if self._resumes(identity.member, identity.attempt):
+            earlier = self.lease.partials[identity.member].turns
+        else:
+            earlier = made.turns[: made.fork.num_turns] if made.fork else []
+        return _num_sampled(made.turns) - _num_sampled(earlier)
+
+    def _resumes(self, member: int, attempt: int) -> bool:
+        """Whether the attempt continues a partial; the attempts after it start from the beginning."""
+        return member in self.lease.partials and attempt == self.lease.missing[member]
+
+    async def play(self, member: int, attempt: int | None) -> None:
+        """Play one member until it is stored or has no attempt left, or its group has none.
+
+        Waits until the engine serves a policy version that is new enough for the ticket.
+        """
+        with self.setup.episodes.running():
+            try:
+                await self.setup.engine.serving(self.lease.ticket.min_policy_version)
+                while attempt is not None:
+                    attempt = await self._play_once(member, attempt)
+            except ParentLost:
+                group_id = self.lease.ticket.group_id
+                log.info("group %d: member %d is not played: its parent is not stored", group_id, member)
+            finally:
+                self.siblings.end(member)
+
+    async def _play_once(self, member: int, attempt: int) -> int | None:
+        """Play and insert one attempt; return the number of the next attempt if it failed without the policy's fault.
+
+        Raises ParentLost.
+        """
+        setup, record = self.setup, await self._begun(member, attempt)
+        self.unstored[member] = record
+        try:
+            async with fresh_env(setup.envs, record.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
+                trajectory = await rollout(
+                    record,
+                    env=env,
+                    sampler=setup.engine,
+                    tokenizer=setup.tokenizer,
+                    action_format=setup.action_format,
+                    allowance=setup.allowance,
+                    parse=setup.parse,
+                )
+                is_scored = setup.scoring is not None and bool(setup.scoring.parts_for(trajectory))
+                if is_scored:
+                    record.reopen_last_turn()  # without its reward it cannot be stored, but the other turns can
+                else:
+                    self.unstored[member] = trajectory
+            if is_scored:
+                with setup.episodes.aside():
+                    trajectory = await rewarded(trajectory, record, scoring=setup.scoring)
+                self.unstored[member] = trajectory
+            if await self._insert(trajectory):
+                setup.episodes.kept_tokens += self._num_sampled_here(trajectory)
+                self.siblings.add(trajectory)
+            setup.episodes.num_failed = 0
+        except EpisodeFailed as failure:
+            del self.unstored[member]
+            task_id, outcome = record.attempt.task.task_id, failure.outcome
+            log.warning("%s member %d: %s: %s", task_id, member, outcome.value, failure)
+            again = await asyncio.to_thread(
+                self.buffer.fail, self.lease, member, attempt=attempt, outcome=outcome, reason=str(failure)
+            )
+            setup.episodes.num_failed += 1
+            await asyncio.sleep(setup.episodes.pause_s())
+            return again
+        del self.unstored[member]
+        return None
+
+    async def _insert(self, trajectory: Trajectory) -> bool:
+        """Insert, and retry while the server is full; return False if the lease was lost.
+
+        Raises EpisodeFailed if the buffer refuses the record: then the engine is at fault.
+        """
+        inserts, group_id, member = self.setup.inserts, trajectory.group_id, trajectory.member
+        try:
+            while (result := await inserts.insert(self.buffer, self.lease, trajectory)) is InsertResult.FULL:
+                what = f"group {group_id} member {member}"
+                log.warning("Redis has no memory left: retrying to insert %s in %.1f s", what, FULL_RETRY_S)
+                await asyncio.sleep(FULL_RETRY_S)
+        except InvalidTrajectory as error:
+            raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
+        return result is not InsertResult.FENCED
+
+    async def _begun(self, member: int, attempt: int) -> EpisodeRecord:
+        """The record of an attempt: empty, as a preempted actor left it, or with the first turns of its parent.
+
+        Waits until the parent is stored. Raises ParentLost.
+        """
+        ticket = self.lease.ticket
+        identity = Attempt(
+            run_id=self.setup.run_id,
+            task=ticket.task,
+            group_id=ticket.group_id,
+            member=member,
+            attempt=attempt,
+            actor=self.setup.actor,
+            sampling=ticket.sampling,
+            seed=ticket.seed,
+            provenance=self.setup.provenance,
         )
-    return num_tokens
-
-
-def _store_so_far(lease: Lease, made: EpisodeRecord | Trajectory, buffer: ActorBuffer) -> bool:
-    """Store the whole turns of a member; return whether they are stored.
-
-    False if there is no whole turn yet, turns of a parent are not replayed yet, the server has no memory left, or the
-    lease is lost.
-    """
-    if not all(turn.rewards for turn in made.turns) or not made.turns:
-        return False
-    try:
-        result = buffer.insert(lease, made) if isinstance(made, Trajectory) else buffer.hand_in(lease, made.partial())
-    except InvalidTrajectory as error:
-        log.warning("a member of group %d cannot be handed in: %s", lease.ticket.group_id, error)
-        return False
-    return result in (InsertResult.STORED, InsertResult.DUPLICATE)
-
-
-def _num_sampled_here(lease: Lease, made: EpisodeRecord | Trajectory) -> int:
-    """The sampled tokens of an attempt, without those of the partial that it continues, or of its parent."""
-    identity = made.attempt if isinstance(made, EpisodeRecord) else made
-    if _resumes(lease, identity.member, identity.attempt):
-        earlier = lease.partials[identity.member].turns
-    else:
-        earlier = made.turns[: made.fork.num_turns] if made.fork else []
-    return _num_sampled(made.turns) - _num_sampled(earlier)
+        if self._resumes(member, attempt):
+            return resumed_record(identity, self.lease.partials[member])
+        if forked := await self.siblings.parent_of(member):
+            parent, fork = forked
+            return forked_record(identity, parent, fork)
+        return EpisodeRecord(attempt=identity)
 
 
 def _num_sampled(turns: Iterable[Turn]) -> int:
     return sum(turn.stop - turn.start for turn in turns)
-
-
-def _resumes(lease: Lease, member: int, attempt: int) -> bool:
-    """Whether the attempt continues a partial; the attempts after it start from the beginning."""
-    return member in lease.partials and attempt == lease.missing[member]
-
-
-async def _play_member(
-    lease: Lease,
-    member: int,
-    attempt: int | None,
-    unstored: Unstored,
-    siblings: Siblings,
-    setup: EpisodeSetup,
-    buffer: ActorBuffer,
-) -> None:
-    """Play one member until it is stored or has no attempt left, or its group has none.
-
-    Waits until the engine serves a policy version that is new enough for the ticket.
-    """
-    with setup.episodes.running():
-        try:
-            await setup.engine.serving(lease.ticket.min_policy_version)
-            while attempt is not None:
-                attempt = await _play_once(lease, member, attempt, unstored, siblings, setup, buffer)
-        except ParentLost:
-            log.info("group %d: member %d is not played: its parent is not stored", lease.ticket.group_id, member)
-        finally:
-            siblings.end(member)
-
-
-async def _play_once(
-    lease: Lease,
-    member: int,
-    attempt: int,
-    unstored: Unstored,
-    siblings: Siblings,
-    setup: EpisodeSetup,
-    buffer: ActorBuffer,
-) -> int | None:
-    """Play and insert one attempt; return the number of the next attempt if it failed without the policy's fault.
-
-    Raises ParentLost.
-    """
-    record = await _begun(lease, member, attempt, siblings, setup)
-    unstored[member] = record
-    try:
-        async with fresh_env(setup.envs, record.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
-            trajectory = await rollout(
-                record,
-                env=env,
-                sampler=setup.engine,
-                tokenizer=setup.tokenizer,
-                action_format=setup.action_format,
-                allowance=setup.allowance,
-                parse=setup.parse,
-            )
-            is_scored = setup.scoring is not None and bool(setup.scoring.parts_for(trajectory))
-            if is_scored:
-                record.reopen_last_turn()  # without its reward the episode cannot be stored, but its other turns can
-            else:
-                unstored[member] = trajectory
-        if is_scored:
-            with setup.episodes.aside():
-                trajectory = await rewarded(trajectory, record, scoring=setup.scoring)
-            unstored[member] = trajectory
-        if await _insert(lease, trajectory, setup.inserts, buffer):
-            setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
-            siblings.add(trajectory)
-        setup.episodes.num_failed = 0
-    except EpisodeFailed as failure:
-        del unstored[member]
-        log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
-        again = await asyncio.to_thread(
-            buffer.fail, lease, member, attempt=attempt, outcome=failure.outcome, reason=str(failure)
-        )
-        setup.episodes.num_failed += 1
-        await asyncio.sleep(setup.episodes.pause_s())
-        return again
-    del unstored[member]
-    return None
-
-
-async def _insert(lease: Lease, trajectory: Trajectory, inserts: Inserts, buffer: ActorBuffer) -> bool:
-    """Insert, and retry while the server is full; return False if the lease was lost.
-
-    Raises EpisodeFailed if the buffer refuses the record: then the engine is at fault.
-    """
-    try:
-        while (result := await inserts.insert(buffer, lease, trajectory)) is InsertResult.FULL:
-            log.warning(
-                "Redis has no memory left: retrying to insert group %d member %d in %.1f s",
-                trajectory.group_id,
-                trajectory.member,
-                FULL_RETRY_S,
-            )
-            await asyncio.sleep(FULL_RETRY_S)
-    except InvalidTrajectory as error:
-        raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
-    return result is not InsertResult.FENCED
-
-
-async def _begun(lease: Lease, member: int, attempt: int, siblings: Siblings, setup: EpisodeSetup) -> EpisodeRecord:
-    """The record of an attempt: empty, as a preempted actor left it, or with the first turns of its parent.
-
-    Waits until the parent is stored. Raises ParentLost.
-    """
-    identity = Attempt(
-        run_id=setup.run_id,
-        task=lease.ticket.task,
-        group_id=lease.ticket.group_id,
-        member=member,
-        attempt=attempt,
-        actor=setup.actor,
-        sampling=lease.ticket.sampling,
-        seed=lease.ticket.seed,
-        provenance=setup.provenance,
-    )
-    if _resumes(lease, member, attempt):
-        return resumed_record(identity, lease.partials[member])
-    if forked := await siblings.parent_of(member):
-        parent, fork = forked
-        return forked_record(identity, parent, fork)
-    return EpisodeRecord(attempt=identity)
