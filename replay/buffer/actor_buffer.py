@@ -99,7 +99,7 @@ class ActorBuffer:
 
         After an error the first of them may be stored; inserting all of them again is harmless.
         """
-        return self._store("insert", "blob", attempts, Outcome.POLICY)
+        return self._store("insert", attempts, Outcome.POLICY)
 
     def hand_in(self, lease: Lease, partial: Trajectory) -> InsertResult:
         """Store the whole turns of a preempted member of a leased group; the next lease continues from them.
@@ -107,7 +107,7 @@ class ActorBuffer:
         The member stays missing: `release` the lease next. Raises InvalidTrajectory before anything is sent, for
         example if the partial is not PREEMPTED or has no turn. It replaces a partial of an earlier lease.
         """
-        return self._store("hand_in", "partial", [(lease, partial)], Outcome.PREEMPTED)[0]
+        return self._store("hand_in", [(lease, partial)], Outcome.PREEMPTED)[0]
 
     def fail(self, lease: Lease, member: int, *, attempt: int, outcome: Outcome, reason: str) -> int | None:
         """Report an attempt that failed for any reason other than the policy; return the number of the next attempt.
@@ -137,9 +137,7 @@ class ActorBuffer:
             )
         self._verbs.call("release", group_id, lease.fence, described)
 
-    def _store(
-        self, verb: str, kind: str, attempts: Iterable[tuple[Lease, Trajectory]], outcome: Outcome
-    ) -> list[InsertResult]:
+    def _store(self, verb: str, attempts: Iterable[tuple[Lease, Trajectory]], outcome: Outcome) -> list[InsertResult]:
         sha = self._verbs.sha(verb)
         calls: list[tuple[tuple[str, ...], tuple[int | str, ...]]] = []
 
@@ -147,7 +145,7 @@ class ActorBuffer:
             for lease, trajectory in attempts:
                 frame = self._payloads.encode(lease.ticket, trajectory, outcome=outcome)
                 group_id, member = trajectory.group_id, trajectory.member
-                name = self._payloads.name(kind, group_id, member, trajectory.attempt, lease.fence)
+                name = self._payloads.name(group_id, member, trajectory.attempt, lease.fence, outcome=outcome)
                 record = record_of(trajectory, fence=lease.fence, num_bytes=len(frame))
                 keys = (self._base, name)
                 arguments: tuple[int | str, ...] = (group_id, member, record, *result_of(trajectory))
@@ -173,7 +171,7 @@ class ActorBuffer:
         """The stored members that others fork from. Without an unusable one, its forks begin at the start."""
         parents = {each for member, before in awaited(ticket).items() if member not in records for each in before}
         entries = [Entry(ticket, member, record) for member, record in records.items() if member in parents]
-        found = self._payloads.read("blob", entries, outcome=Outcome.POLICY) if entries else []
+        found = self._payloads.read(entries, outcome=Outcome.POLICY)
         for entry, parent in zip(entries, found, strict=True):
             if not isinstance(parent, Trajectory):
                 log.error("group %d: no member can fork from member %d: %s", ticket.group_id, entry.member, parent)
@@ -183,9 +181,7 @@ class ActorBuffer:
         """The partials by member. An unusable one is discarded, and its member starts from the beginning."""
         entries = [Entry(ticket, member, record) for member, record in records.items() if record]
         partials = {}
-        for entry, partial in zip(
-            entries, self._payloads.read("partial", entries, outcome=Outcome.PREEMPTED), strict=True
-        ):
+        for entry, partial in zip(entries, self._payloads.read(entries, outcome=Outcome.PREEMPTED), strict=True):
             if isinstance(partial, Trajectory):
                 partials[entry.member] = partial
             else:

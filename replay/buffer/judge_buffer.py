@@ -56,7 +56,7 @@ class JudgeBuffer:
         try:
             ticket = decode_ticket(encoded_ticket, int(group_id), num_members=len(records))
             entries = [Entry(ticket, *member) for member in enumerate(records)]
-            found = self._payloads.read("blob", entries, outcome=Outcome.POLICY)
+            found = self._payloads.read(entries, outcome=Outcome.POLICY)
         except WireError as error:
             found = [error]
         trajectories = [each for each in found if isinstance(each, Trajectory)]

@@ -169,7 +169,7 @@ class LearnerBuffer:
         """The claimed groups with their payloads; groups with a lost or an invalid payload are given up."""
         rows = [found for found in map(self._read_row, reply) if found is not None]
         entries = [Entry(ticket, *member) for ticket, _, _, records in rows for member in enumerate(records)]
-        stored = iter(self._payloads.read("blob", entries, outcome=Outcome.POLICY))
+        stored = iter(self._payloads.read(entries, outcome=Outcome.POLICY))
         groups = []
         for ticket, num_uses, verdict, records in rows:
             members = list(itertools.islice(stored, len(records)))

@@ -23,6 +23,7 @@ from slipstream.replay.records.ticket import Ticket
 MAX_DURATION_MS = 1e12  # of an episode: an actor's wrong clock must not spoil the books
 SCAN_KEYS = 10_000  # keys in one reply of SCAN
 BATCH_KEYS = 1_000  # keys that one run of a script checks
+KINDS = {Outcome.POLICY: "blob", Outcome.PREEMPTED: "partial"}  # as the keys of payloads name them
 
 
 class LostPayload(LookupError):
@@ -72,9 +73,9 @@ class Payloads:
         self._vocab_size = vocab_size
         self._compress = replay.compress  # of the frames that are sent
 
-    def name(self, kind: str, group_id: int, member: int, attempt: int, fence: int) -> str:
-        """The key of a payload; `kind` is "blob" for a member and "partial" for a partial."""
-        return f"{self._base}:{kind}:{group_id}:{member}:{attempt}:{fence}"
+    def name(self, group_id: int, member: int, attempt: int, fence: int, *, outcome: Outcome) -> str:
+        """The key of the payload of an attempt that ended in `outcome`."""
+        return f"{self._base}:{KINDS[outcome]}:{group_id}:{member}:{attempt}:{fence}"
 
     def encode(self, ticket: Ticket, trajectory: Trajectory, *, outcome: Outcome) -> bytes:
         """The frame of an attempt at `ticket` that ended in `outcome`. Raises InvalidTrajectory."""
@@ -90,16 +91,16 @@ class Payloads:
             )
         return compressed(frame) if self._compress else frame
 
-    def read(self, kind: str, entries: list[Entry], *, outcome: Outcome) -> list[Trajectory | Unusable]:
+    def read(self, entries: list[Entry], *, outcome: Outcome) -> list[Trajectory | Unusable]:
         """The trajectory of each entry, or the reason that it cannot be used."""
         return self.bulk.read(
-            [self._name_of(kind, entry) for entry in entries],
+            [self._name_of(entry, outcome) for entry in entries],
             lambda number, frame: self._checked(entries[number], frame, outcome),
         )
 
-    def _name_of(self, kind: str, entry: Entry) -> str:
+    def _name_of(self, entry: Entry, outcome: Outcome) -> str:
         attempt, fence, _ = entry.record.split(b":", 2)
-        return self.name(kind, entry.ticket.group_id, entry.member, int(attempt), int(fence))
+        return self.name(entry.ticket.group_id, entry.member, int(attempt), int(fence), outcome=outcome)
 
     def _checked(self, entry: Entry, frame: Payload, outcome: Outcome) -> Trajectory | Unusable:
         if frame is None:
