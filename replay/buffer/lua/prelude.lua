@@ -335,9 +335,8 @@ end
 local function expire(id)
   local group = group_key(id)
   local max_attempts = tonumber(redis.call('HGET', group, 'max_attempts'))
-  local num_members = tonumber(redis.call('HGET', group, 'num_members'))
   local exhausted = false
-  for member = 0, num_members - 1 do
+  for member = 0, size_of(id) - 1 do
     if redis.call('HEXISTS', group, 'member:' .. member) == 0 then
       count('redone_members', 1)
       exhausted = redis.call('HINCRBY', group, 'attempt:' .. member, 1) >= max_attempts or exhausted

@@ -89,9 +89,8 @@ local highest = { last_group_id = -1, finished = 0 }
 for _, state in ipairs(STATES) do sums[state] = 0 end
 
 local function add_up(id, state)
-  local num_members = size_of(id)
   sums[state] = sums[state] + 1
-  for member = 0, num_members - 1 do
+  for member = 0, size_of(id) - 1 do
     local facts = redis.call('HMGET', group_key(id), 'member:' .. member, 'partial:' .. member)
     if facts[1] then sums['trajectories:held'] = sums['trajectories:held'] + 1 end
     if facts[2] then sums['partials:held'] = sums['partials:held'] + 1 end
