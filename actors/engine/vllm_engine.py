@@ -20,14 +20,7 @@ from typing import Any
 import msgspec
 
 from slipstream.actors.engine import orders
-from slipstream.actors.engine.engine import (
-    Completion,
-    EngineDied,
-    EngineError,
-    EngineLoad,
-    EngineSpoiled,
-    Served,
-)
+from slipstream.actors.engine.engine import Completion, EngineDied, EngineError, EngineLoad, EngineSpoiled, Served
 from slipstream.actors.engine.vllm_environment import vllm_environment
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.common.process.shutdown import die_with_parent

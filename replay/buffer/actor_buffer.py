@@ -32,13 +32,7 @@ class ActorBuffer:
     """One stream of groups of one run, for an actor. Threads may share it."""
 
     def __init__(
-        self,
-        client: redis.Redis,
-        run_id: str,
-        replay: ReplayConfig,
-        *,
-        vocab_size: int,
-        stream: str = "train",
+        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, stream: str = "train"
     ) -> None:
         self._lease_ttl_s = replay.lease_ttl_s
         self._base = key(run_id, stream)

@@ -32,13 +32,7 @@ class LearnerBuffer:
     """One stream of groups of one run, for the run's learner. Threads may share it."""
 
     def __init__(
-        self,
-        client: redis.Redis,
-        run_id: str,
-        replay: ReplayConfig,
-        *,
-        vocab_size: int,
-        stream: str = "train",
+        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, stream: str = "train"
     ) -> None:
         self._client = client
         self._max_attempts = replay.max_attempts

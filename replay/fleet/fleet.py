@@ -20,14 +20,7 @@ from slipstream.common.transfer.model_folder import MAX_FILES, ModelFile
 from slipstream.replay.records import scripts
 from slipstream.replay.records.failures import MAX_REASON_CHARS
 from slipstream.replay.records.keys import FencedOut, epoch_key, key
-from slipstream.replay.records.records import (
-    Notices,
-    leave_set,
-    log_skipped,
-    read_or_nothing,
-    read_records,
-    write_over,
-)
+from slipstream.replay.records.records import Notices, leave_set, log_skipped, read_or_nothing, read_records, write_over
 
 MEMBER_TTL_S = 15.0
 RUNS_KEY = "slipstream:runs"  # the names of the runs that this server knows
