@@ -34,7 +34,7 @@ class ActorBuffer:
     def __init__(
         self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, stream: str = "train"
     ) -> None:
-        self._lease_ttl_s = replay.lease_ttl_s
+        self._lease_ttl_s, self._ttl_ms = replay.lease_ttl_s, round(1000 * replay.lease_ttl_s)
         self._base = key(run_id, stream)
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, ACTORS)
@@ -44,8 +44,7 @@ class ActorBuffer:
 
         A group with an unreadable ticket is set back, for the learner to drop. Then this returns None: call it again.
         """
-        ttl_ms = round(1000 * self._lease_ttl_s)
-        reply = self._verbs.call("lease", actor, uuid.uuid4().hex, ttl_ms)
+        reply = self._verbs.call("lease", actor, uuid.uuid4().hex, self._ttl_ms)
         if reply is None:
             return None
         fence, encoded_ticket, group_id, num_members, num_queued, *rest = reply
@@ -75,10 +74,8 @@ class ActorBuffer:
     def heartbeat(self, actor: str, leases: Iterable[Lease]) -> set[int]:
         """Renew the leases for `ttl_s` from now; return the group ids of those that are still valid."""
         rows = [(lease.ticket.group_id, lease.fence) for lease in leases]
-        ttl_ms = round(1000 * self._lease_ttl_s)
-        return {
-            int(held) for held in self._verbs.call("heartbeat", actor, ttl_ms, *itertools.chain.from_iterable(rows))
-        }
+        reply = self._verbs.call("heartbeat", actor, self._ttl_ms, *itertools.chain.from_iterable(rows))
+        return {int(held) for held in reply}
 
     def insert(self, lease: Lease, trajectory: Trajectory) -> InsertResult:
         """Store one member of a leased group. Raises InvalidTrajectory before anything is sent.
