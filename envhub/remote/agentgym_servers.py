@@ -4,7 +4,7 @@ All have POST /create, /reset and /step, under the URL of the one environment th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -29,33 +29,19 @@ class AgentGymServer:
 _TOOL = AgentGymServer(
     id_key="env_idx", create_body={"id": 0}, create_is_bare=True, index_key="id", reset_answer="text"
 )
+_PAIR = AgentGymServer(id_key="env_idx", create_is_bare=True, reset_answer="pair", text_key="state")
 
 SERVERS = {
-    "webshop": AgentGymServer(
-        id_key="env_idx", create_is_bare=True, index_key="session_id", reset_answer="pair", text_key="state"
-    ),
+    "webshop": replace(_PAIR, index_key="session_id"),
     "alfworld": AgentGymServer(index_key="game", reset_body={"world_type": "Text"}, actions_key="available_actions"),
     "babyai": AgentGymServer(can_close=True),
     "sciworld": AgentGymServer(reset_text="task_description", can_close=True),
     "textcraft": AgentGymServer(can_close=True),
     "maze": AgentGymServer(index_key="game"),
     "wordle": AgentGymServer(index_key="seed"),
-    "sqlgym": AgentGymServer(
-        id_key="env_idx", create_is_bare=True, index_key="item_id", reset_answer="pair", text_key="state"
-    ),
-    "searchqa": AgentGymServer(
-        id_key="env_idx",
-        create_body={"id": 0},
-        create_is_bare=True,
-        index_key="id",
-        reset_answer="text",
-        can_close=True,
-    ),
-    "weather": _TOOL,
-    "movie": _TOOL,
-    "todo": _TOOL,
-    "academia": _TOOL,
-    "sheet": _TOOL,
+    "sqlgym": replace(_PAIR, index_key="item_id"),
+    "searchqa": replace(_TOOL, can_close=True),
+    **dict.fromkeys(("weather", "movie", "todo", "academia", "sheet"), _TOOL),
     "webarena": AgentGymServer(
         id_key="env_idx", index_key="idx", reset_body={"seed": 0}, done_keys=("terminated", "truncated"), can_close=True
     ),
