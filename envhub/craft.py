@@ -69,7 +69,7 @@ class CraftWorld:
 
     @property
     def opening(self) -> str:
-        return _opening_text(self.goal, self.recipes)
+        return "\n".join([*map(str, self.recipes.values()), f"make {self.goal}"])
 
     async def act(self, state: CraftState, action: str) -> Change[CraftState]:
         if action.strip().lower() == "inventory":
@@ -129,12 +129,11 @@ def make_craft(task: Task, *, depth: int) -> CraftWorld:
     rng = task_rng(task, world=f"craft/{depth}/{NUM_DISTRACTORS}")
     while True:
         recipes = _draw_recipes(rng, depth)
-        goal = list(recipes)[depth - 1]
         shuffled = list(recipes.values())
         rng.shuffle(shuffled)
-        book = {recipe.item: recipe for recipe in shuffled}
-        if split_of(_opening_text(goal, book)) == task.split:
-            return CraftWorld(goal=goal, recipes=book)
+        world = CraftWorld(goal=list(recipes)[depth - 1], recipes={recipe.item: recipe for recipe in shuffled})
+        if split_of(world.opening) == task.split:
+            return world
 
 
 def _draw_recipes(rng: random.Random, depth: int) -> dict[str, Recipe]:
@@ -191,7 +190,3 @@ def _with(state: CraftState, changes: Mapping[str, int]) -> CraftState:
 
 def _refused(state: CraftState, why: str) -> Change[CraftState]:
     return Change(state=state, text=why, valid=False)
-
-
-def _opening_text(goal: str, recipes: Mapping[str, Recipe]) -> str:
-    return "\n".join([*map(str, recipes.values()), f"make {goal}"])
