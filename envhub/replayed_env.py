@@ -17,6 +17,12 @@ class Begun(Protocol):
 E = TypeVar("E", bound=Begun)
 
 
+def opened(text: str, *, rules: str = "", terminated: bool = False) -> Observation:
+    """Return the observation of a reset: `rules` as the system message, if there are any, and then the task."""
+    system = (Message("system", rules),) if rules else ()
+    return Observation(messages=(*system, Message("user", text)), rewards={}, terminated=terminated)
+
+
 def answered(
     text: str,
     rewards: dict[str, float],

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.browsergym_worker import (
     Begin,
@@ -30,7 +29,7 @@ from slipstream.envhub.isolation.chromium import PAGES, require_chromium, requir
 from slipstream.envhub.isolation.own_process import OwnProcess
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 from slipstream.envhub.user_files import item_of
 
@@ -121,8 +120,7 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         self._worker = self._worker or _Worker(pages=self._pages, sites=self._sites)
         shown = await self._worker.request(Begin(game=game, seed=seed, settings=self._settings))
         self._episode = _Episode(task=task)
-        opening = f"{shown.goal}\n\n{shown.page}"
-        return Observation(messages=(Message("system", shown.rules), Message("user", opening)), rewards={})
+        return opened(f"{shown.goal}\n\n{shown.page}", rules=shown.rules)
 
     async def step(self, action: str) -> Observation:
         episode = self._running()

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.common.process.imported import import_own, imported
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.gym_toys import TOYS
 from slipstream.envhub.env import Observation
 from slipstream.envhub.gym_speech import Ending, Moment, Speech
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'gymnasium==1.4.*'"
@@ -57,8 +56,7 @@ class GymEnv(ReplayedEnv[_Episode]):
         observation, info = await self._thread.call(lambda: self._start(seed))
         moment = Moment(env=self._env.unwrapped, observation=observation, info=info)
         self._episode = _Episode(task=task, moment=moment)
-        rules = (Message("system", self._speech.rules),) if self._speech.rules else ()
-        return Observation(messages=(*rules, Message("user", self._speech.show(moment))), rewards={})
+        return opened(self._speech.show(moment), rules=self._speech.rules)
 
     async def step(self, action: str) -> Observation:
         episode = self._running()

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSession
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import read_secrets
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.user_files import item_of, named_files, read_lines
 
 MAX_ACTION_CHARS = 20_000
@@ -120,9 +119,7 @@ class McpEnv(ReplayedEnv[_Episode]):
                 raise EnvError(f"the setup of {task.task_id} failed at {call.name}: {reply.text[:200]}")
         self._episode = _Episode(task=task, item=item)
         tools = [json.dumps(tool) for tool in self._session.tools if tool["name"] not in self._hidden]
-        return Observation(
-            messages=(Message("system", RULES + "\n".join(tools)), Message("user", item.instruction)), rewards={}
-        )
+        return opened(item.instruction, rules=RULES + "\n".join(tools))
 
     async def step(self, action: str) -> Observation:
         episode = self._running()

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import split_of, task_rng
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
 
     async def reset(self, task: Task) -> Observation:
         self._episode = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._drawn(task))
-        return Observation(messages=(Message("user", self._episode.entry["question"]),), rewards={})
+        return opened(self._episode.entry["question"])
 
     async def step(self, action: str) -> Observation:
         episode = self._running()

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
@@ -49,7 +48,7 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         with random_state.within():
             game = self._start(seed)
         self._episode = _Episode(task=task, game=game, random_state=random_state)
-        return Observation(messages=(Message("user", self._news(game)),), rewards={})
+        return opened(self._news(game))
 
     async def step(self, action: str) -> Observation:
         episode = self._running()

@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.user_files import item_of, named_files, read_json
 
 INSTALL = "'textworld==1.7.0'"
@@ -67,7 +66,7 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
         self._thread = OwnThread(f"textworld {path.name}")
         state = await self._thread.call(lambda: self._start(path))
         self._episode = _Episode(task=task, state=state)
-        return Observation(messages=(Message("user", _text(state.feedback)),), rewards={})
+        return opened(_text(state.feedback))
 
     async def step(self, action: str) -> Observation:
         episode = self._running()

@@ -13,14 +13,14 @@ import aiohttp
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message, valid_text
+from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_choice, check_url
 from slipstream.envhub.remote.agentgym_servers import SERVERS
 from slipstream.envhub.remote.client_connection import SerialCalls, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode
@@ -108,8 +108,7 @@ class AgentGymClient(ReplayedEnv[_Episode]):
             body = {self._server.index_key: number, **self._server.reset_body}
             answer = await self._request(episode, "reset", body)
         episode.task, episode.last_reward, episode.is_over, episode.actions = task, 0.0, False, None
-        system = (Message("system", self._rules),) if self._rules else ()
-        return Observation(messages=(*system, Message("user", self._opening(episode, answer))), rewards={})
+        return opened(self._opening(episode, answer), rules=self._rules)
 
     async def _created(self, task: Task) -> _Episode:
         """Return an environment of the server: an idle one, else a new one."""

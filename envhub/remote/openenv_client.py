@@ -16,13 +16,13 @@ from typing import TypeVar
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message, valid_text
+from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_url
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
@@ -109,8 +109,7 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         async with within(OPEN_S, self._drop, why):
             data, connection = await self._begun(seed)
         self._episode = _Episode(connection=connection, task=task)
-        system = (Message("system", self._rules),) if self._rules else ()
-        return Observation(messages=(*system, Message("user", self._text(data))), rewards={}, terminated=data.done)
+        return opened(self._text(data), rules=self._rules, terminated=data.done)
 
     async def _begun(self, seed: int) -> tuple[ObservationData, WebSocketConnection]:
         """Start a session; retry while the server is full."""
