@@ -8,8 +8,8 @@
 than the run's fails its episode, because the recorded log-probabilities must belong to the run's `sampling`.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Annotated
 
@@ -65,8 +65,7 @@ class GenerateServer:
         self._end_tokens = end_tokens
         self._secret = secret
 
-    @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
+    def listening(self) -> AbstractAsyncContextManager[str]:
         """Serve on loopback, at the URL that is yielded. Raises OSError."""
         max_bytes = MAX_BODY_BYTES + MAX_TOKEN_BYTES * self._longest_prompt
         app = web.Application(client_max_size=max_bytes)
@@ -74,8 +73,7 @@ class GenerateServer:
         app.router.add_post("/inference/v1/generate", self._generate)
         why = "this endpoint is for the process that the actor started"
         border = Border(max_body_bytes=max_bytes, secret=self._secret, why_refused=why)
-        async with border.served(app, ("127.0.0.1", 0)) as url:
-            yield url
+        return border.served(app, ("127.0.0.1", 0))
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": MODEL, "object": "model", "max_model_len": self._longest_prompt}

@@ -9,7 +9,7 @@ A WebSocket is the lease of its episode. The lease ends when the client disconne
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
@@ -36,15 +36,13 @@ class EnvServer:
         )
         self._sockets: weakref.WeakSet[web.WebSocketResponse] = weakref.WeakSet()
 
-    @contextlib.asynccontextmanager
-    async def listening(self, host: str, port: int) -> AsyncIterator[str]:
+    def listening(self, host: str, port: int) -> contextlib.AbstractAsyncContextManager[str]:
         """Serve at the URL that is yielded, and disconnect every client on exit. Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/episode", self._episode)
         app.on_shutdown.append(self._disconnect)
-        async with self._border.served(app, (host, port)) as url:
-            yield url
+        return self._border.served(app, (host, port))
 
     async def _health(self, request: web.Request) -> web.Response:
         pool = self.pool
