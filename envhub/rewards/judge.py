@@ -67,11 +67,9 @@ class Judge:
         return found
 
     def _shown(self, episode: Episode) -> str:
-        reference = columns_of(episode, self.columns)
-        shown = {
-            "conversation": [*episode.messages, *episode.ending],
-            **({"reference": reference} if reference else {}),
-        }
+        shown: dict[str, Any] = {"conversation": [*episode.messages, *episode.ending]}
+        if reference := columns_of(episode, self.columns):
+            shown["reference"] = reference
         return cut_in_the_middle(json.dumps(shown, ensure_ascii=False, default=str), self.max_chars)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -72,7 +73,7 @@ class GroupJudge:
 
 def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any], max_chars: int) -> str:
     """The request's JSON: what all conversations begin with, once, and then each by its number."""
-    num_shared = len(_common_beginning(conversations)) if len(conversations) > 1 else 0
+    num_shared = _num_shared(conversations) if len(conversations) > 1 else 0
     each_chars = max_chars // (len(conversations) + 1)
     episodes = {
         str(number): _within(conversation[num_shared:], each_chars)
@@ -83,13 +84,9 @@ def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any
     return json.dumps({**shared, **known, "episodes": episodes}, ensure_ascii=False, default=str)
 
 
-def _common_beginning(conversations: Sequence[Sequence[dict[str, str]]]) -> list[dict[str, str]]:
-    shared = []
-    for messages in zip(*conversations, strict=False):
-        if any(message != messages[0] for message in messages):
-            break
-        shared.append(messages[0])
-    return shared
+def _num_shared(conversations: Sequence[Sequence[dict[str, str]]]) -> int:
+    places = zip(*conversations, strict=False)
+    return sum(1 for _ in takewhile(lambda messages: all(each == messages[0] for each in messages), places))
 
 
 def _within(conversation: Sequence[dict[str, str]], max_chars: int) -> Any:
