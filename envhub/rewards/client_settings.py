@@ -9,8 +9,6 @@ from slipstream.common.process.config_error import ConfigError, require
 from slipstream.envhub.env_options import is_number, is_server_url
 from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient
 
-_WHOLE = {"max_concurrent": 1, "max_requests": 0, "max_total_tokens": 0}  # settings, and the least of each
-
 
 def client_of(key: str, **settings: Any) -> ChatClient:
     """Make a client with these fields of ChatClient. Raises ConfigError, with `key`; TypeError for an unknown field."""
@@ -22,7 +20,8 @@ def client_of(key: str, **settings: Any) -> ChatClient:
         _check_url(key, url)
     both = isinstance(key_env, str) and isinstance(key_file, str) and not (key_env and key_file)
     require(both, f"{key}.key_env, {key}.key_file", "at most one name", "two", "remove one")
-    check_whole(key, {name: (given[name], least) for name, least in _WHOLE.items()})
+    for name, least in (("max_concurrent", 1), ("max_requests", 0), ("max_total_tokens", 0)):
+        check_whole(f"{key}.{name}", given[name], least=least)
     for name in ("max_cost", "input_price", "output_price"):
         is_amount = is_number(given[name]) and given[name] >= 0
         require(is_amount, f"{key}.{name}", ">= 0", given[name], "leave it out for no limit")
@@ -47,11 +46,9 @@ def check_model(key: str, model: Any) -> None:
     require(isinstance(model, str) and model != "", f"{key}.model", "a name", model, "the server's name of a model")
 
 
-def check_whole(key: str, whole: Mapping[str, tuple[Any, int]]) -> None:
-    """Raise ConfigError unless each value is a whole number, and not below the least allowed beside it."""
-    for name, (value, least) in whole.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
+def check_whole(key: str, value: Any, *, least: int, cure: str = "leave it out for the default") -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(is_whole, key, f"a whole number >= {least}", value, cure)
 
 
 def _check_url(key: str, url: object) -> None:

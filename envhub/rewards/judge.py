@@ -103,7 +103,7 @@ def judge(
     check_request(key, request, PLAIN)
     is_list = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
     require(is_list, f"{key}.columns", "a list of names", columns, "columns of the task that the judge may see")
-    check_whole(key, {"max_chars": (max_chars, 1000)})
+    check_whole(f"{key}.max_chars", max_chars, least=1000)
     return Judge(
         client=client_of(key, **client),
         rubric=read_rubric(f"{key}.rubric", rubric),
@@ -127,9 +127,7 @@ def _check_own(key: str, *, model: Any, request: Any, secrets: tuple[Any, Any]) 
     require(secrets == ("", ""), f"{key}.key_env, {key}.key_file", "empty", secrets, cure)
     known = isinstance(request, Mapping) and request.keys() == PLAIN.keys()
     require(known, f"{key}.request", "temperature and max_tokens alone", request, f"{PLAIN} is the default")
-    whole = request["max_tokens"]
-    positive = isinstance(whole, int) and not isinstance(whole, bool) and whole >= 1
-    require(positive, f"{key}.request.max_tokens", "a whole number >= 1", whole, "512 is the default")
+    check_whole(f"{key}.request.max_tokens", request["max_tokens"], least=1, cure="512 is the default")
     heat = request["temperature"]
     require(is_number(heat) and 0 <= heat <= 1000, f"{key}.request.temperature", "in [0, 1000]", heat, "0 is usual")
 
