@@ -2,7 +2,6 @@
 
 import json
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -36,10 +35,6 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     fn_name: str | None = None  # of data sets whose tests call a function
     testtype: str = ""
 
-    @property
-    def calls_function(self) -> bool:
-        return bool(self.fn_name) or self.testtype == "functional"
-
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """The same as lists."""
@@ -49,21 +44,16 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     fn_name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tests:
-    """The tests of a row: inputs with their outputs, or statements that run after the program."""
+def tests_in(answer: Any) -> tuple[Pair, ...] | str:
+    """Return the tests of an answer: inputs with their outputs, or statements that run after the program.
 
-    pairs: tuple[Pair, ...] = ()
-    statements: str = ""
-
-
-def tests_in(answer: Any) -> Tests:
-    """Return the tests of an answer. Raises ValueError if it has none, or too many."""
+    Raises ValueError if it has none, or too many.
+    """
     found = _parsed(answer)
     if isinstance(found, list) and found and all(isinstance(each, str) for each in found):
         found = "\n".join(found)
     if isinstance(found, str):
-        return Tests(statements=_compiling(found))
+        return _compiling(found)
     try:
         if isinstance(found, dict):
             columns = msgspec.convert(found, Columns)
@@ -75,7 +65,7 @@ def tests_in(answer: Any) -> Tests:
             f"the answer {answer!r:.200} must be a list of tests with input and output, an object with lists inputs "
             f"and outputs of equal length, or Python statements: {error}"
         ) from None
-    if any(pair.calls_function for pair in pairs):
+    if any(pair.fn_name or pair.testtype == "functional" for pair in pairs):
         raise ValueError(
             "the answer has tests that call a function (fn_name, or testtype functional), and programs are tested by "
             "what they print; write such tests as Python statements: assert f(1) == 2"
@@ -87,7 +77,7 @@ def tests_in(answer: Any) -> Tests:
     num_bytes = sum(len(pair.input.encode()) for pair in pairs)
     if num_bytes > MAX_INPUT_BYTES:
         raise ValueError(f"the inputs of the answer must have at most {MAX_INPUT_BYTES} bytes, have {num_bytes}")
-    return Tests(pairs=pairs)
+    return pairs
 
 
 async def passed_share(reply: str, answer: Any) -> float:
@@ -95,11 +85,11 @@ async def passed_share(reply: str, answer: Any) -> float:
     tests, program = tests_in(answer), program_in(reply)
     if not program:
         return 0.0
-    if tests.statements:
-        return float(await _passes_statements(program, tests.statements))
-    limits = Limits(wall_s=max(TOTAL_S, EACH_S * len(tests.pairs)))
-    runs = await run_on_inputs(program, [pair.input for pair in tests.pairs], limits=limits)
-    return sum(run.prints(pair.output) for run, pair in zip(runs, tests.pairs, strict=True)) / len(runs)
+    if isinstance(tests, str):
+        return float(await _passes_statements(program, tests))
+    limits = Limits(wall_s=max(TOTAL_S, EACH_S * len(tests)))
+    runs = await run_on_inputs(program, [pair.input for pair in tests], limits=limits)
+    return sum(run.prints(pair.output) for run, pair in zip(runs, tests, strict=True)) / len(runs)
 
 
 async def _passes_statements(program: str, statements: str) -> bool:
