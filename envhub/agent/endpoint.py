@@ -195,7 +195,7 @@ class Endpoint:
             reasoning=found.reasoning,
             tool_calls=calls,
             tokens=reply.tokens,
-            pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
+            pieces=[self._prompts.text([token]) for token in reply.tokens] if with_logprobs else [],
             logprobs=reply.logprobs,
             finish_reason="tool_calls" if calls else reply.finish_reason,
             record=reply.record,

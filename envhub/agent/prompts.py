@@ -72,9 +72,6 @@ class Prompts:
     def text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        return [self.text([token]) for token in tokens]
-
     def remember(self, text: str, prompt: list[int], tokens: list[int], *, written: str, shown: str) -> None:
         """Remember that `tokens`, the text `written`, answered the prompt `text`, and that the agent gets `shown`."""
         is_ended, split = self._is_ended(tokens), turn_marks(self._tokenizer).split_reply

@@ -93,7 +93,7 @@ def _add_part(messages: list[dict[str, Any]], kind: str, item: Mapping[str, Any]
     """Add a part of an answer to the last message, or begin another answer if it cannot follow what is there."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     is_begun = last is not None and ("content" in last or "tool_calls" in last)
-    if last is None or (is_begun and kind == "reasoning") or (is_begun and kind == "message"):
+    if last is None or (is_begun and kind != "function_call"):
         last = {"role": "assistant"}
         messages.append(last)
     if kind == "reasoning":
