@@ -78,15 +78,6 @@ class Check:
         return answer if self.has_alternatives and isinstance(answer, list) else [answer]
 
 
-def found_in(pattern: "timed_re.Pattern[str]", reply: str) -> list[str]:
-    """Return all matches of `pattern` in the reply, or their groups; none if that takes over a second."""
-    try:
-        found: list[str] = pattern.findall(reply[-MAX_REPLY_CHARS:], timeout=MAX_MATCH_S, concurrent=True)
-    except TimeoutError:
-        return []
-    return found
-
-
 def compiled(where: str, text: str, *, flags: int = 0) -> "timed_re.Pattern[str]":
     """Return the regular expression `text`. Raises ValueError if it is malformed; `where` says which one it is."""
     try:

@@ -16,7 +16,7 @@ import regex
 
 from slipstream.common.process.imported import imported
 from slipstream.common.records.message import Message
-from slipstream.envhub.dataset.checks import CHECKS, Check, compiled, found_in
+from slipstream.envhub.dataset.checks import CHECKS, MAX_MATCH_S, MAX_REPLY_CHARS, Check, compiled
 from slipstream.envhub.dataset.dataset_row import Columns, Item, read_items
 from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
 from slipstream.envhub.env import Env, EnvError
@@ -184,7 +184,11 @@ def _pattern(text: str) -> regex.Pattern[str] | None:
 
 
 def _extracted(reply: str, pattern: regex.Pattern[str] | None) -> str | None:
+    """The last match's group; the whole reply without a pattern; None without a match within a second."""
     if pattern is None:
         return reply
-    found = found_in(pattern, reply)
+    try:
+        found: list[str] = pattern.findall(reply[-MAX_REPLY_CHARS:], timeout=MAX_MATCH_S, concurrent=True)
+    except TimeoutError:
+        return None
     return found[-1] if found else None
