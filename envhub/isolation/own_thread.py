@@ -31,11 +31,9 @@ class OwnThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                result = function()
+                future.set_result(function())
             except BaseException as error:  # SystemExit too: the caller handles it, and the thread must not end
                 future.set_exception(error)
-            else:
-                future.set_result(result)
 
         self._calls.put(partial(copy_context().run, work))  # processes that it starts belong to the caller's episode
         return await asyncio.wrap_future(future)

@@ -298,9 +298,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         "NOT_OF_THE_TREE": " ".join(f"--exclude=.{path}" for path in (*_BESIDE_A_ROOT, *of_the_host) if is_root),
     }
     user, size = "0" if is_root else "1000", limits.tree_bytes + SPARE_BYTES
-    sizes = (
-        {"shm": SHM_BYTES, "root": size} if is_root else {"shm": SHM_BYTES, "home": size, "tmp": size, "testbed": size}
-    )
+    sizes = {"shm": SHM_BYTES} | dict.fromkeys(("root",) if is_root else ("home", "tmp", "testbed"), size)
     backlog = str(limits.max_waiting) if _limits_waiting() else ""
     arguments = [*_NAMESPACES, "/usr/bin/python3", "-I", "-S", "-c", SETUP, backlog]
     arguments += [" ".join(f"{name}={size}" for name, size in sizes.items()), "bwrap", "--unshare-all", "--share-net"]
