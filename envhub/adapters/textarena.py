@@ -44,9 +44,7 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
 
     async def reset(self, task: Task) -> Observation:
         seed = task_rng(task, world=f"textarena/{self._game}").getrandbits(31)
-        random_state = GlobalRandom(seed)
-        with random_state.within():
-            game = self._start(seed)
+        game, random_state = self._start(seed)
         self._episode = _Episode(task=task, game=game, random_state=random_state)
         return opened(self._news(game))
 
@@ -69,10 +67,12 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
             score=min(1.0, max(0.0, reward)),
         )
 
-    def _start(self, seed: int) -> Any:
-        game = self._textarena.make(f"{self._game}{_RAW}", **self._settings)
-        game.reset(num_players=1, seed=seed)
-        return game
+    def _start(self, seed: int) -> tuple[Any, GlobalRandom]:
+        random_state = GlobalRandom(seed)
+        with random_state.within():
+            game = self._textarena.make(f"{self._game}{_RAW}", **self._settings)
+            game.reset(num_players=1, seed=seed)
+        return game, random_state
 
     def _news(self, game: Any) -> str:
         """Return the game's messages since the last call, without the player's own."""
@@ -82,10 +82,8 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
 
     def _check_playable(self) -> None:
         """Raise ValueError unless the game starts: it may need more players or a word list, or not even compile."""
-        random_state = GlobalRandom(0)
         try:
-            with random_state.within():
-                self._start(0)
+            self._start(0)
         except (AssertionError, ImportError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
             raise ValueError(
                 f"`env.options.game` must be a game that one player can start here, got {self._game}: "
