@@ -147,7 +147,6 @@ def _use_chromium(launcher: Path) -> None:
 def main(fd: int, launcher: Path) -> None:
     """Answer requests until the environment closes the socket."""
     with socket.socket(fileno=fd) as connection, connection.makefile("rwb") as stream:
-        decoder: msgspec.json.Decoder[BrowserRequest] = msgspec.json.Decoder(BrowserRequest)
         player: _Player | None = None
         for message in stream:
             reply: BrowserReply
@@ -155,7 +154,7 @@ def main(fd: int, launcher: Path) -> None:
                 if player is None:
                     _use_chromium(launcher)
                     player = _Player()
-                reply = player.answer(decoder.decode(message))
+                reply = player.answer(msgspec.json.decode(message, type=BrowserRequest))
             except Exception as error:  # BrowserGym's tasks may raise anything
                 reply = Failed(why=f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS])
             stream.write(msgspec.json.encode(reply) + b"\n")

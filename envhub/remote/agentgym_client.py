@@ -5,6 +5,7 @@ keep it forever. Such an environment is used again for the next episode of this 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,7 +31,6 @@ BUSY = 503  # the server did nothing; the request may be repeated
 MAX_TASKS = 1 << 31
 
 _SPARE: dict[str, list[int]] = {}  # idle environments by the URL of their server, which cannot close them
-
 
 T = TypeVar("T")
 
@@ -115,8 +115,7 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         session = aiohttp.ClientSession(headers=self._headers)
         episode = _Episode(session=session, id=0, task=task)
         try:
-            spare = _SPARE.get(self._url)
-            if spare:
+            if spare := _SPARE.get(self._url):
                 episode.id = spare.pop()
                 return episode
             while True:
@@ -187,11 +186,9 @@ class AgentGymClient(ReplayedEnv[_Episode]):
     async def _close(self) -> None:
         episode = self._episode
         if episode is not None and self._server.can_close:
-            try:
+            with contextlib.suppress(EnvError, TimeoutError):  # this episode does not use the environment any more
                 async with asyncio.timeout(ANSWER_S):
                     await self._request(episode, "close", {})
-            except (EnvError, TimeoutError):
-                pass  # this episode does not use the environment any more
         elif episode is not None:
             _SPARE.setdefault(self._url, []).append(episode.id)
         await self._drop()

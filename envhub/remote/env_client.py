@@ -63,7 +63,8 @@ class EnvClient:
 
     async def reset(self, task: Task) -> Observation:
         """Start `task` at the server, under the name that the environment has there."""
-        return await self._calls.run(lambda: self._reset(task))
+        request = protocol.Reset(task=msgspec.structs.replace(task, env=self._env))
+        return await self._calls.run(lambda: self._begun(request))
 
     async def step(self, action: str) -> Observation:
         """Do `action` at the server. Raises EnvError if the environment, its server or the connection fails."""
@@ -80,7 +81,7 @@ class EnvClient:
         return self._calls.run_blocking(lambda: self._request(protocol.TakeSnapshot(), protocol.Snapshot)).state
 
     def restore(self, state: bytes) -> Observation:
-        return self._calls.run_blocking(lambda: self._restored(state))
+        return self._calls.run_blocking(lambda: self._begun(protocol.Restore(state=state)))
 
     def admissible(self) -> list[str] | None:
         return self._calls.run_blocking(lambda: self._request(protocol.ListActions(), protocol.Actions)).actions
@@ -94,13 +95,9 @@ class EnvClient:
     def expert(self) -> str:
         return self._calls.run_blocking(lambda: self._request(protocol.AskExpert(), protocol.Advice)).action
 
-    async def _reset(self, task: Task) -> Observation:
+    async def _begun(self, request: protocol.Reset | protocol.Restore) -> Observation:
         await self._opened()
-        return await self._observed(protocol.Reset(task=msgspec.structs.replace(task, env=self._env)))
-
-    async def _restored(self, state: bytes) -> Observation:
-        await self._opened()
-        return await self._observed(protocol.Restore(state=state))
+        return await self._observed(request)
 
     async def _observed(self, request: protocol.EnvRequest) -> Observation:
         observed = await self._request(request, protocol.Observed)
