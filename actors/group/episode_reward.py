@@ -19,7 +19,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn, Values
 from slipstream.envhub.rewards.part import Part, composed, group_parts, shown_columns
-from slipstream.envhub.rewards.sibling_judge import GroupJudge, show
+from slipstream.envhub.rewards.sibling_judge import show
 from slipstream.envhub.together import together
 
 HELD_OUT = "held_out"
@@ -57,7 +57,7 @@ async def rewarded(trajectory: Trajectory, record: EpisodeRecord, *, scoring: Sc
     try:
         episode = _episode(trajectory, record, scoring)
         compared = group_parts(parts)
-        alone = tuple(part for part in parts if not isinstance(part.measure, GroupJudge))
+        alone = tuple(part for part in parts if not part.compare)
         result = composed(episode, alone, await _measured(episode, alone, scoring.step_timeout_s))
         columns = sorted({name for part, _ in compared for name in shown_columns(part)})
         shown = show(episode, columns) if compared else ""

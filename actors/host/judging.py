@@ -21,8 +21,9 @@ from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import Part, actors_judge, book_on, check_keys, group_parts, reward_parts
-from slipstream.envhub.rewards.sibling_judge import GroupJudge, read_shown
+from slipstream.envhub.rewards.sibling_judge import read_shown, sibling_marks
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.ticket import Marks, Verdict
@@ -34,7 +35,7 @@ RETRY_S = 10.0  # after a judging that failed, with all the attempts of its requ
 
 log = logging.getLogger(__name__)
 
-Compared = list[tuple[Part, GroupJudge]]
+Compared = list[tuple[Part, Judge]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,9 +170,9 @@ async def verdict_of(trajectories: Sequence[Trajectory], parts: Compared, *, jud
     if not parts:
         return Verdict(judge=judge, members=members)
     shown = [read_shown(trajectory) for trajectory in trajectories]
-    for part, compare in parts:
+    for part, model in parts:
         try:
-            marks = await compare(shown)
+            marks = await sibling_marks(model, shown)
         except EnvError as error:
             raise EnvError(f"`{part.key}`: {error}") from error
         for trajectory, member, mark in zip(trajectories, members, marks, strict=True):

@@ -1,6 +1,6 @@
 """A judge: a model behind an OpenAI-compatible URL, or the run's own policy, that marks an episode by a rubric.
 
-`sibling_judge` has those that compare whole groups.
+`sibling_judge` lets one compare whole groups.
 """
 
 import asyncio

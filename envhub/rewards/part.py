@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from slipstream.envhub.rewards.chat_client import OwnPolicy
     from slipstream.envhub.rewards.judge import Judge
     from slipstream.envhub.rewards.reward_client import ServedRewardModel
-    from slipstream.envhub.rewards.sibling_judge import GroupJudge
 
 # Measures that ask others. Each is imported when the first of its kind is made.
 ASKING = {
@@ -51,7 +50,7 @@ class Part:
     key: str  # env.rewards.NAME
     name: str
     kind: str  # a built-in measure, or `module:function`
-    measure: Measure | GroupJudge
+    measure: Measure
     compare: str | None  # how the judges compare a whole group; None: the measure is of one episode
     component: str | None  # of `goal`: the environment's own reward that it replaces, "" for all; else None
     weight: float
@@ -70,7 +69,7 @@ class Part:
             return None
         try:
             async with asyncio.timeout(None if self.kind in ASKING else timeout_s) as limit:
-                found = await cast("Measure", self.measure)(episode)
+                found = await self.measure(episode)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -116,9 +115,9 @@ def reward_parts(envs: Mapping[str, MixtureEntry]) -> dict[str, tuple[Part, ...]
     }
 
 
-def group_parts(parts: Iterable[Part]) -> list[tuple[Part, GroupJudge]]:
+def group_parts(parts: Iterable[Part]) -> list[tuple[Part, Judge]]:
     """Return the parts that compare whole groups, each with its judge. Those are computed when a group is complete."""
-    return [(part, cast("GroupJudge", part.measure)) for part in parts if part.compare]
+    return [(part, cast("Judge", part.measure)) for part in parts if part.compare]
 
 
 def judged_envs(envs: Mapping[str, MixtureEntry]) -> set[str]:
@@ -136,9 +135,7 @@ def actors_judge(parts: Iterable[Sequence[Part]]) -> bool:
 
 def judge_of(part: Part) -> Judge | None:
     """Return the judge that marks episodes or groups for `part`; None for another measure."""
-    if part.kind != "judge":
-        return None
-    return cast("GroupJudge", part.measure).judge if part.compare else cast("Judge", part.measure)
+    return cast("Judge", part.measure) if part.kind == "judge" else None
 
 
 def own_judge(part: Part) -> Judge | None:
@@ -227,7 +224,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
         key=key,
         name=name,
         kind=kind,
-        measure=_measure(key, kind, options, compare),
+        measure=_measure(key, kind, options),
         compare=compare,
         component=options.get("component", "") if kind == "goal" else None,
         weight=_number(key, settings, "weight", 1.0),
@@ -238,18 +235,11 @@ def _part(key: str, name: str, settings: Any) -> Part:
     )
 
 
-def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | None) -> Measure | GroupJudge:
+def _measure(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
     if isinstance(kind, str) and is_own(kind):
         if options:
             raise ConfigError(f"`{key}` has unknown keys {', '.join(options)}; a function takes no options")
         return cast("Measure", loaded("slipstream.envhub.rewards.function:function_measure")(f"{key}.part", kind))
-    made = _built_in(key, kind, options)
-    if compare is None:
-        return made
-    return cast("GroupJudge", loaded("slipstream.envhub.rewards.sibling_judge:GroupJudge")(judge=made))
-
-
-def _built_in(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
     known = [*MEASURES, *ASKING]
     if str(kind) not in known:
         near = difflib.get_close_matches(str(kind), known, n=1)

@@ -7,7 +7,6 @@ One request shows all attempts and asks for a mark of each, as RULER of ART does
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -46,29 +45,24 @@ def read_shown(trajectory: Trajectory) -> Shown:
         raise EnvError(f"member {trajectory.member}, of actor {trajectory.actor}, cannot be judged: {error}") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupJudge:
-    """Marks all members of a group, relative to each other. Equal conversations get equal marks."""
+async def sibling_marks(judge: Judge, members: Sequence[Shown]) -> list[Reading[float]]:
+    """Return a mark in [0, 1] for each member of a group. Equal conversations get equal marks.
 
-    judge: Judge
-
-    async def __call__(self, members: Sequence[Shown]) -> list[Reading[float]]:
-        """Return a mark in [0, 1] for each member. Raises EnvError if the judge gives no marks within the deadline."""
-        judge = self.judge
-        # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the
-        # same.
-        texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
-        conversations = {member.text: member.conversation for member in members}
-        if missing := sorted(set(judge.columns) - members[0].columns.keys()):
-            raise EnvError(f"the actor stored no column {', '.join(missing)}, which the judge is shown")
-        reference = {name: members[0].columns[name] for name in judge.columns}
-        listed = await judge.ask(
-            judge.rubric.instructions_for_list(len(texts)),
-            _text([conversations[text] for text in texts], reference, judge.max_chars),
-            read=lambda answer: judge.rubric.read_list(answer, len(texts)),
-        )
-        marks = dict(zip(texts, listed.value, strict=True))
-        return [Reading(value=marks[member.text], policy_version=listed.policy_version) for member in members]
+    Raises EnvError if the judge gives no marks within the deadline.
+    """
+    # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the same.
+    texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
+    conversations = {member.text: member.conversation for member in members}
+    if missing := sorted(set(judge.columns) - members[0].columns.keys()):
+        raise EnvError(f"the actor stored no column {', '.join(missing)}, which the judge is shown")
+    reference = {name: members[0].columns[name] for name in judge.columns}
+    listed = await judge.ask(
+        judge.rubric.instructions_for_list(len(texts)),
+        _text([conversations[text] for text in texts], reference, judge.max_chars),
+        read=lambda answer: judge.rubric.read_list(answer, len(texts)),
+    )
+    marks = dict(zip(texts, listed.value, strict=True))
+    return [Reading(value=marks[member.text], policy_version=listed.policy_version) for member in members]
 
 
 def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any], max_chars: int) -> str:

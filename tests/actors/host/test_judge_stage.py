@@ -17,8 +17,9 @@ import redis
 from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.common.config.config import dump_config, load_config
 from slipstream.envhub.rewards.episode import Reading
+from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import group_parts, parts_of
-from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
+from slipstream.envhub.rewards.sibling_judge import Shown, sibling_marks
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group, Marks, Verdict, with_verdict
@@ -163,14 +164,12 @@ def test_a_group_whose_columns_are_missing_is_dropped_and_the_others_are_judged(
 def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_judged(
     buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = GroupJudge.__call__
-
-    async def compared(judge: GroupJudge, members: Sequence[Shown]) -> list[Reading[float]]:
+    async def compared(judge: Judge, members: Sequence[Shown]) -> list[Reading[float]]:
         if members[0].conversation[0]["content"] == "group 0":
             raise ZeroDivisionError
-        return await compare(judge, members)
+        return await sibling_marks(judge, members)
 
-    monkeypatch.setattr(GroupJudge, "__call__", compared)
+    monkeypatch.setattr("slipstream.actors.host.judging.sibling_marks", compared)
     complete(buffer, run_id, 0, 1, 2)
     for _ in range(20):  # as its supervisor starts it again
         with contextlib.suppress(ZeroDivisionError):

@@ -14,8 +14,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.part import Part, judge_by, parts_of
-from slipstream.envhub.rewards.sibling_judge import GroupJudge
+from slipstream.envhub.rewards.part import Part, group_parts, judge_by, parts_of
+from slipstream.envhub.rewards.sibling_judge import sibling_marks
 from tests.actors.episode.episodes import ALLOWANCE, engine_of
 from tests.actors.group.test_group import TURNS, Actor, buffer, trained
 from tests.actors.scripted_judge import impatient
@@ -86,9 +86,8 @@ def test_malformed_marks_and_failures_of_one_request_are_tried_again() -> None:
 
 
 def compared(policy: Marker, *replies: str) -> list[tuple[float, int | None]]:
-    (part,) = parts_by(policy, {"clear": OWN | {"compare": "listwise"}})
-    assert isinstance(part.measure, GroupJudge)
-    return [(mark.value, mark.policy_version) for mark in asyncio.run(part.measure(shown(*replies)))]
+    ((_, judge),) = group_parts(parts_by(policy, {"clear": OWN | {"compare": "listwise"}}))
+    return [(mark.value, mark.policy_version) for mark in asyncio.run(sibling_marks(judge, shown(*replies)))]
 
 
 def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:

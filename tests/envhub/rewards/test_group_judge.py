@@ -10,8 +10,9 @@ import pytest
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import group_parts, parts_of
-from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown, read_shown, show
+from slipstream.envhub.rewards.sibling_judge import Shown, read_shown, show, sibling_marks
 from slipstream.replay.records.ticket import Lease
 from tests.actors.scripted_judge import Reply, Serve, completion, impatient, serve
 from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of
@@ -23,7 +24,7 @@ RUBRIC = {"text": "You compare.", "scale": [0, 10], "criteria": {"clear": "It is
 UNREACHABLE = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
 
 
-def group_judge(url: str, **settings: Any) -> GroupJudge:
+def group_judge(url: str, **settings: Any) -> Judge:
     settings = {"part": "judge", "url": url, "model": "m", "rubric": RUBRIC, "compare": "listwise", **settings}
     ((_, judge),) = group_parts(parts_of("env.rewards", {"better": settings}))
     return judge
@@ -34,8 +35,8 @@ def shown(*replies: str, **columns: Any) -> list[Shown]:
     return [Shown(conversation=[*prompt, {"role": "assistant", "content": said}], columns=columns) for said in replies]
 
 
-def compared(judge: GroupJudge, members: list[Shown]) -> list[float]:
-    return [mark.value for mark in asyncio.run(judge(members))]
+def compared(judge: Judge, members: list[Shown]) -> list[float]:
+    return [mark.value for mark in asyncio.run(sibling_marks(judge, members))]
 
 
 def asked(request: dict[str, Any]) -> dict[str, Any]:

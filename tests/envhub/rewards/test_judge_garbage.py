@@ -16,8 +16,8 @@ from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards import attempts
 from slipstream.envhub.rewards.episode import Reading
-from slipstream.envhub.rewards.part import Part, book_on, judge_by, judge_of, parts_of
-from slipstream.envhub.rewards.sibling_judge import GroupJudge
+from slipstream.envhub.rewards.part import Part, book_on, group_parts, judge_by, judge_of, parts_of
+from slipstream.envhub.rewards.sibling_judge import sibling_marks
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from tests.actors.episode.episodes import engine_of
 from tests.actors.scripted_judge import Reply, ScriptedJudge
@@ -120,8 +120,9 @@ def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) ->
 
 
 async def marks_of(part: Part) -> list[float]:
-    if isinstance(part.measure, GroupJudge):
-        return [mark.value for mark in await part.measure(shown("4", "9"))]
+    if part.compare:
+        ((_, judge),) = group_parts([part])
+        return [mark.value for mark in await sibling_marks(judge, shown("4", "9"))]
     found: Any = await part.values(episode_of(turn_of("4")), timeout_s=60.0)
     return [found.value if isinstance(found, Reading) else found]
 
