@@ -27,7 +27,7 @@ from slipstream.envhub.rewards.measures import MEASURES, Measure
 if TYPE_CHECKING:
     from slipstream.envhub.rewards.chat_client import OwnPolicy
     from slipstream.envhub.rewards.judge import Judge
-    from slipstream.envhub.rewards.reward_client import ServedRewardModel
+    from slipstream.envhub.rewards.reward_client import RewardClient
 
 # Measures that ask others. Each is imported when the first of its kind is made.
 ASKING = {
@@ -166,7 +166,7 @@ def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
     """Let every served reward model compare its tokenizer with the policy's: see `slipstream.common.text.tokenizer`."""
     for part in (part for of_env in parts.values() for part in of_env):
         if part.kind == "reward_model":
-            cast("ServedRewardModel", part.measure).client.reads = root
+            cast("RewardClient", part.measure).reads = root
 
 
 def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], parts: Iterable[Sequence[Part]]) -> None:

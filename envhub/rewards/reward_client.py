@@ -70,6 +70,23 @@ class RewardClient:
             raise EnvError(f"{self.url} has sent {reply.values[:10]} as the values of {wanted} turns")
         return reply
 
+    async def __call__(self, episode: Episode) -> Values:
+        """As a part: the score of a model of outcome; of the process, how much each turn changes the probability.
+
+        Raises EnvError if the server gives no values within the deadline, or serves a critic.
+        """
+        if episode.scored is None:
+            raise EnvError("a reward model reads tokens, and there are only texts")
+        reply = await self.values(episode.scored)
+        if reply.kind in CRITICS:
+            raise EnvError(
+                f"{self.url} serves a critic, whose values are no rewards; serve a model of `slipstream fit reward` or "
+                "`slipstream fit prm`"
+            )
+        if reply.kind != PROCESS:
+            return reply.values[0]
+        return [after - before for before, after in pairwise([0.0, *reply.values])]
+
     def _expect(self, model: str) -> None:
         self._model = self._model or model
         if model != self._model:
@@ -104,32 +121,8 @@ class RewardClient:
         raise EnvError(f"{self.url} refuses with {why}{hint}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServedRewardModel:
-    """A reward model behind a URL."""
-
-    client: RewardClient
-
-    async def __call__(self, episode: Episode) -> Values:
-        """Return the score of a model of outcome; of the process, how much each turn changes the probability.
-
-        Raises EnvError if the server gives no values within the deadline, or serves a critic.
-        """
-        if episode.scored is None:
-            raise EnvError("a reward model reads tokens, and there are only texts")
-        reply = await self.client.values(episode.scored)
-        if reply.kind in CRITICS:
-            raise EnvError(
-                f"{self.client.url} serves a critic, whose values are no rewards; serve a model of `slipstream fit "
-                "reward` or `slipstream fit prm`"
-            )
-        if reply.kind != PROCESS:
-            return reply.values[0]
-        return [after - before for before, after in pairwise([0.0, *reply.values])]
-
-
-def reward_model(*, url: str, deadline_s: float = DEADLINE_S) -> ServedRewardModel:
+def reward_model(*, url: str, deadline_s: float = DEADLINE_S) -> RewardClient:
     """Make the part. Raises ValueError for an address, or a deadline, that cannot be one."""
     if not is_number(deadline_s) or deadline_s <= 0:
         raise ValueError(f"deadline_s must be above 0, got {deadline_s!r:.100}; leave it out for {DEADLINE_S:g}")
-    return ServedRewardModel(client=RewardClient(url=url, deadline_s=float(deadline_s)))
+    return RewardClient(url=url, deadline_s=float(deadline_s))

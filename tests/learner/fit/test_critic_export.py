@@ -24,7 +24,7 @@ from slipstream.common.records.reward_protocol import RETURN, RETURN_TO_GO, Scor
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.reward_client import RewardClient, ServedRewardModel
+from slipstream.envhub.rewards.reward_client import RewardClient
 from slipstream.learner.batch.pack import sequences_of
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer, load_scorer
 from slipstream.learner.fit.critic_export import export_critic, predicted
@@ -229,7 +229,7 @@ def test_a_served_critic_has_the_same_values_and_is_no_part_of_a_reward(run: Run
 
             there = StateValues(name=url, kind=card.kind, of_episode=values)
             with pytest.raises(EnvError, match="serves a critic, whose values are no rewards; serve a model of"):
-                await ServedRewardModel(client=client)(episode)
+                await client(episode)
             return await there.of_state(state), await here.of_state(state)
 
     found, expected = asyncio.run(ask())
