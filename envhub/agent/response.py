@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -41,8 +41,6 @@ class Answers:
 
     answers: Sequence[Answer]
     num_prompt_tokens: int
-    name: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self) -> dict[str, Any]:
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
@@ -59,7 +57,8 @@ class Answers:
         yield b"data: [DONE]\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": MODEL}
+        name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        return {"id": name, "object": kind, "created": created, "model": MODEL}
 
     def _usage(self) -> dict[str, int]:
         num_sampled = sum(len(answer.tokens) for answer in self.answers)
