@@ -54,7 +54,6 @@ class Request:
     keep: Callable[[list[int]], int] | None = None
     # Reads an answer before it is recorded, also one that is repeated; returns whether its action is valid.
     read: Callable[[list[int]], Awaitable[bool]] | None = None
-    is_recorded_later: bool = False  # by `Reply.record`, as the client may not wait for the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +63,12 @@ class Reply:
     tokens: list[int]
     logprobs: list[float]
     finish_reason: str  # "stop" or "length"
-    record: Callable[[], None] = lambda: None  # raises EnvError if the episode is over
+    record: Callable[[], None] = lambda: None  # raises EnvError if the episode is over; no effect on a repeated answer
 
 
 Generate = Callable[[Request], Awaitable[Reply]]
-"""Samples and records an answer, or leaves the latter to `Reply.record`. It may be awaited several times at once.
-Cancelling it aborts the request, and nothing of it is recorded. Raises EnvError when the episode cannot continue."""
+"""Samples an answer, which `Reply.record` records unless its client has left. It may be awaited several times at once.
+Cancelling it aborts the request. Raises EnvError when the episode cannot continue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

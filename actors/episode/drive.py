@@ -107,7 +107,7 @@ class Calls:
         self._idle_since_s = self._time_s()
 
     async def generate(self, request: Request) -> Reply:
-        """Sample an answer and record it. Raises EnvError if the episode cannot continue; `failed` has the reason."""
+        """Sample an answer. Raises EnvError if the episode cannot continue; `failed` has the reason."""
         if self._recorded:
             for number, (prompt, reply) in enumerate(self._recorded):
                 if prompt == request.prompt:
@@ -147,8 +147,6 @@ class Calls:
                 request.prompt, completion, valid_action=is_valid, generate_s=generate_s, env_s=idle_s
             )
 
-        if not request.is_recorded_later:
-            record()
         return Reply(
             tokens=completion.tokens,
             logprobs=completion.logprobs,

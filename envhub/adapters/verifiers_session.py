@@ -52,7 +52,7 @@ class Session:
         Raises EnvError if the episode is over.
         """
         try:
-            reply = await self._generate(Request(prompt=prompt, is_recorded_later=True))
+            reply = await self._generate(Request(prompt=prompt))
         except asyncio.CancelledError:
             self._num_given_up += 1
             raise

@@ -183,9 +183,7 @@ class Endpoint:
             return not parsed.malformed and parsed.tool_calls == parsed.tool_calls[: body.max_calls]
 
         keep = partial(self._num_kept, body.stops) if body.stops else None
-        reply = await self._generate(
-            Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read, is_recorded_later=True)
-        )
+        reply = await self._generate(Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read))
         written = self._prompts.answer(reply.tokens)
         shown = _before(written, body.stops)
         found = parsed or ParsedAnswer(reasoning="", content=shown, tool_calls=[], malformed=False)
