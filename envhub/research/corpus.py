@@ -44,6 +44,7 @@ COLOURS = ("black", "brown", "orange", "pink", "red", "violet", "white", "yellow
 LANGUAGES = ("czech", "danish", "dutch", "finnish", "greek", "irish", "polish", "welsh")
 MONTHS = name_list("january, february, march, april, may, june, july, august, september, october, november, december")
 SEASONS = ("spring", "summer", "autumn", "winter")
+MAX_RESULTS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +64,10 @@ class Corpus:
     files: dict[str, str]  # name -> content
     index: Bm25  # over the texts of the pages, in the order of `pages`
 
-    def found(self, query: str, *, most: int) -> list[str]:
-        """Return the titles of at most `most` pages, the best first."""
+    def found(self, query: str) -> list[str]:
+        """Return the titles of the pages that fit best, the best first."""
         titles = list(self.pages)
-        return [titles[position] for position in self.index.rank(query)[:most]]
+        return [titles[position] for position in self.index.rank(query)[:MAX_RESULTS]]
 
 
 def draw_corpus(rng: random.Random, *, num_pages: int) -> Corpus:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import LINKS, SEASONS, Corpus, Page
 
-MAX_RESULTS = 5
 FACTS = {
     "birth": "in what year was {} born?",
     "languages": "which languages does {} speak, in alphabetical order?",
@@ -50,7 +49,7 @@ def draw_question(rng: random.Random, corpus: Corpus, *, level: int) -> Question
         page = corpus.pages[page.links[relation]]
         way.append(page.title)
         phrase = f"the {relation} of {phrase}"
-    if len(set(way)) < len(way) or way[0] not in corpus.found(search, most=MAX_RESULTS):
+    if len(set(way)) < len(way) or way[0] not in corpus.found(search):
         return None
     if level == 1:
         fact = rng.choice(list(page.facts))

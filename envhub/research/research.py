@@ -18,7 +18,7 @@ from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import Corpus, draw_corpus
-from slipstream.envhub.research.corpus_question import MAX_RESULTS, Question, draw_question
+from slipstream.envhub.research.corpus_question import Question, draw_question
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
@@ -89,7 +89,7 @@ class ResearchWorld:
         return f"answer({self.question.answer})"
 
     def _searched(self, state: ResearchState, words: str) -> Change[ResearchState]:
-        titles = self.corpus.found(words, most=MAX_RESULTS)
+        titles = self.corpus.found(words)
         lines = [f"{self.corpus.pages[title].kind} {title}" for title in titles]
         found = msgspec.structs.replace(state, found=state.found | set(titles))
         return Change(state=found, text="\n".join(lines) or "nothing found")
