@@ -60,9 +60,8 @@ class Script:
     def result(self, call: Call, place: int) -> str | None:
         """The recorded result of an equal call: the first from `place` on, else the last one before it."""
         found = [(index, result) for index, key, result in self.results if key == call.key]
-        later = [result for index, result in found if index >= place]
-        earlier = [result for _, result in found]
-        return later[0] if later else earlier[-1] if earlier else None
+        last = found[-1][1] if found else None
+        return next((result for index, result in found if index >= place), last)
 
     def after(self, reply: str, place: int) -> int:
         """The place after `reply` and its results, if it is the recorded one; else `place`."""

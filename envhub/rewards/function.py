@@ -167,9 +167,9 @@ def numbers(result: Any, *, num_turns: int) -> float | list[float] | None:
     if isinstance(found, list | tuple) and len(found) == 1:
         found = found[0]
     if isinstance(found, list | tuple) and len(found) == num_turns:
-        values: list[float | None] = [_number(each) for each in found]
-        if None not in values:
-            return [value for value in values if value is not None]
+        values = [value for value in map(_number, found) if value is not None]
+        if len(values) == num_turns:
+            return values
     elif found is None or _number(found) is not None:
         return _number(found)
     raise EnvError(
