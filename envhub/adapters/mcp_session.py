@@ -47,13 +47,9 @@ class McpSession:
 
     async def open(self) -> None:
         """Connect. Raises EnvError if the server does not start or answer."""
-        opened = asyncio.Event()
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._holder = asyncio.create_task(self._hold(opened))
-        waiting = asyncio.create_task(opened.wait())
-        try:
-            await asyncio.wait((self._holder, waiting), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
+        await asyncio.wait((self._holder, opened), return_when=asyncio.FIRST_COMPLETED)
         if self._holder.done():
             raise EnvError(f"the MCP server cannot be used: {_innermost(self._holder.exception())}")
 
@@ -85,11 +81,11 @@ class McpSession:
         finally:
             holder.cancel()
 
-    async def _hold(self, opened: asyncio.Event) -> None:
+    async def _hold(self, opened: asyncio.Future[None]) -> None:
         async with self._streams() as (read, write, *_), self._mcp.ClientSession(read, write) as session:
             await session.initialize()
             self._session, self.tools = session, await self._listed(session)
-            opened.set()
+            opened.set_result(None)
             await self._closing.wait()
 
     @contextlib.asynccontextmanager
