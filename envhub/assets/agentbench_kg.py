@@ -75,8 +75,6 @@ class _InvalidCall(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FbWorld:
-    """One question over Freebase."""
-
     item: KgItem
     ontology: Ontology
     freebase: Freebase

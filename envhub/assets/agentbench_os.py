@@ -56,8 +56,6 @@ _PREPARED: dict[OsTask, _Prepared] = {}  # each process prepares a task once
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OsWorld:
-    """One task in a root directory."""
-
     task: OsTask
     first: OsState = field(default_factory=OsState)
 

@@ -49,8 +49,6 @@ class BirdState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BirdWorld:
-    """One question about one database."""
-
     item: BirdItem
     database: Path
     first: BirdState = field(default_factory=BirdState)

@@ -87,8 +87,6 @@ class DbState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DbWorld:
-    """One table, and a question about it or a change to it."""
-
     item: DbItem
     schema: Schema
     first: DbState

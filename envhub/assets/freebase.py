@@ -34,8 +34,6 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Freebase:
-    """One endpoint."""
-
     url: str
 
     async def relations(self, found: Sequence[Variable], name: str) -> set[str]:

@@ -68,8 +68,6 @@ class GaiaState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaiaWorld:
-    """One question, with the folder of its attached file."""
-
     item: OpenManusItem
     folder: Path
     first: GaiaState = field(default_factory=GaiaState)

@@ -63,8 +63,6 @@ class SwebenchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwebenchWorld:
-    """One instance."""
-
     playable: Playable
     checkouts: Path
     first: SwebenchState = field(default_factory=SwebenchState)

@@ -25,8 +25,6 @@ _UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true up
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkout:
-    """An instance's repository, and the layers of its two patches."""
-
     folder: Path
     commit: str  # the full hash
     commit_time: int  # s since 1970

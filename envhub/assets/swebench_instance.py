@@ -62,8 +62,6 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Playable:
-    """An instance with its clone and its Python environment."""
-
     instance: Instance
     clone: Path
     environment: Path  # a Python environment, with bin/python

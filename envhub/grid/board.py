@@ -55,8 +55,6 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoardWorld:
-    """One board, and the distance of each of its states to the goal."""
-
     size: int
     cells: str  # row by row, without the player and the boxes
     slips: dict[tuple[int, int], int]  # (position, intended offset) -> the offset that happens

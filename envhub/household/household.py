@@ -24,8 +24,6 @@ FULL_RULES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HouseholdWorld:
-    """One room and one task in it."""
-
     opening: str
     first: State
     room: Room

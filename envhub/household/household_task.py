@@ -94,7 +94,6 @@ def in_on(receptacle: str) -> str:
 
 
 def opening_text(room: Room) -> str:
-    """Return the first user message of the task."""
     return (
         f"You are in the middle of a room. Looking quickly around you, you see {listed(room.receptacles)}.\n\n"
         f"Your task is to: {room.sentence}"

@@ -29,8 +29,6 @@ COOLABLE = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoomKind:
-    """A kind of room: what it contains."""
-
     receptacles: dict[str, tuple[int, int]]  # kind -> how many (at least, at most)
     objects: tuple[str, ...]
     lamp_places: tuple[str, ...] = ()  # kinds of receptacles that a lamp may be on; empty if the room has no lamp

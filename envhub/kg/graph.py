@@ -56,7 +56,6 @@ class Graph:
     numbers: dict[str, int]  # entity -> the value of the only attribute of its kind; all values differ
 
     def relations(self, entities: Iterable[str]) -> list[str]:
-        """Return the relations that start at any of `entities`."""
         return sorted({relation for entity in entities for relation in self.edges[entity]})
 
     def neighbours(self, entities: Iterable[str], relation: str) -> Entities:

@@ -44,8 +44,6 @@ class _InvalidCall(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KgWorld:
-    """One graph and one question about it."""
-
     opening: str
     graph: Graph
     question: Question

@@ -37,8 +37,6 @@ class ShellState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShellWorld:
-    """One tree of files and one job on it."""
-
     opening: str
     first: ShellState
     job: Job

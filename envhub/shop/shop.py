@@ -55,8 +55,6 @@ PROFILES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShopWorld:
-    """One store and one instruction."""
-
     profile: Profile
     store: Store
     reward: Callable[[Product, Goal, Mapping[str, str]], float]  # for a product with the options chosen

@@ -34,8 +34,6 @@ class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqlWorld:
-    """One database, one request, and the result of the correct statement."""
-
     opening: str
     domain: Domain
     request: Request

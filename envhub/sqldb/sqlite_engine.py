@@ -150,7 +150,6 @@ def _authorize_reading(action: int, first: str | None, second: str | None, *rest
 
 
 def quoted(name: str) -> str:
-    """Return `name` as a quoted SQL identifier."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 

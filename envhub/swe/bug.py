@@ -26,8 +26,6 @@ _NAMES = {"min": "max", "max": "min", "lower": "upper", "upper": "lower"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bug:
-    """One wrong line."""
-
     line: int  # counted from 1
     right: str
     wrong: str

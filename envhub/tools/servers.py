@@ -22,8 +22,6 @@ _DAY = {"type": "string", "enum": list(DAYS)}
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state of the four servers."""
-
     accounts: dict[str, int]  # name -> balance
     events: dict[str, tuple[str, int]]  # title -> day, hour
     addresses: dict[str, str]  # person -> mail address

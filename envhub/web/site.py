@@ -76,7 +76,6 @@ def next_number(state: SiteState) -> str:
 
 
 def in_order(state: SiteState) -> list[str]:
-    """Return the numbers of the orders in ascending order."""
     return sorted(state.orders, key=int)
 
 

@@ -54,8 +54,6 @@ class _InvalidAction(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WebWorld:
-    """One site and its errands."""
-
     opening: str
     first: WebState
     site: Site
