@@ -25,16 +25,16 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: str  # with its query
-    lines: tuple[tuple[str | int, ...], ...]  # a str is text, an int is the number of an element
-    elements: tuple[Element, ...]
-    forms: tuple[Form, ...]
+    path: str = ""  # with its query; "" before the first page
+    lines: tuple[tuple[str | int, ...], ...] = ()  # a str is text, an int is the number of an element
+    elements: tuple[Element, ...] = ()
+    forms: tuple[Form, ...] = ()
 
 
 class Browser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a browser between two actions."""
 
-    page: Page | None = None
+    page: Page = Page()
     typed: dict[str, str] = {}  # number of a field -> its value, if that differs from the page's
     cookie: str = ""
     previous: str = ""  # the path of the previous page; the browser can go back one page
@@ -42,7 +42,6 @@ class Browser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def filled(browser: Browser, form: int) -> dict[str, str]:
     """Return the current values of the fields of a form."""
-    assert browser.page is not None
     fields = {
         element.label: browser.typed.get(str(number), element.value)
         for number, element in enumerate(browser.page.elements, 1)
@@ -54,13 +53,11 @@ def filled(browser: Browser, form: int) -> dict[str, str]:
 def page_text(browser: Browser) -> str:
     """Return the page as lines: `[1] home` is a link, `[2] name = ada` a field, `[3] (send)` a button."""
     page = browser.page
-    assert page is not None
     lines = [" ".join(p if isinstance(p, str) else element_text(browser, p) for p in line) for line in page.lines]
     return "\n".join([page.path, *lines])
 
 
 def element_text(browser: Browser, number: int) -> str:
-    assert browser.page is not None
     element = browser.page.elements[number - 1]
     value = browser.typed.get(str(number), element.value)
     if element.kind == "choice":

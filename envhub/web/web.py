@@ -83,7 +83,7 @@ class WebWorld:
         page, actions = state.browser.page, ["goto /", "done"]
         actions += ["back"] if state.browser.previous else []
         texts = dict.fromkeys([self.site.name, self.site.password, *(t for e in self.errands for t in e.types)])
-        for number, element in enumerate(page.elements if page else (), 1):
+        for number, element in enumerate(page.elements, 1):
             if element.kind == "link":
                 actions.append(f"click {number}")
             elif element.kind == "button":
@@ -97,8 +97,6 @@ class WebWorld:
         page = state.browser.page
         if _is_alike(state.site, self.goal) or Counter(state.site.messages) - Counter(self.goal.messages):
             return "done"
-        if page is None:
-            return "goto /"
         if not state.site.sessions:
             account = {"name": self.site.name, "password": self.site.password}
             return _fill(state.browser, account, "enter") or _click(page, "log in") or "goto /"
@@ -183,8 +181,8 @@ def _opened(site: Site, state: WebState, path: str, form: Mapping[str, str] | No
         if not response.location:
             break
         path, form = response.location, None
-    previous = browser.page.path if browser.page else ""
-    return WebState(site=now, browser=Browser(page=read_page(path, response.body), cookie=cookie, previous=previous))
+    page = read_page(path, response.body)
+    return WebState(site=now, browser=Browser(page=page, cookie=cookie, previous=browser.page.path))
 
 
 def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
@@ -213,7 +211,6 @@ def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str
     if found["on"].lower() == "click":
         return _element(browser, int(found["number"]), ("link",)).target, None
     button = _element(browser, int(found["number"]), ("button",))
-    assert browser.page is not None
     form, fields = browser.page.forms[button.form], filled(browser, button.form)
     if form.method == "post":
         return form.action, fields
@@ -222,7 +219,7 @@ def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str
 
 def _element(browser: Browser, number: int, kinds: tuple[str, ...]) -> Element:
     """Return the element with this number. Raises _InvalidAction unless the page has one of these kinds there."""
-    elements = browser.page.elements if browser.page else ()
+    elements = browser.page.elements
     if not 1 <= number <= len(elements) or elements[number - 1].kind not in kinds:
         raise _InvalidAction(f"no {' or '.join(kinds)} has the number {number}")
     return elements[number - 1]
@@ -230,7 +227,6 @@ def _element(browser: Browser, number: int, kinds: tuple[str, ...]) -> Element:
 
 def _fill(browser: Browser, values: Mapping[str, str], button: str) -> str | None:
     """Return the next action to fill in and submit the form with this button; None if the page has no such form."""
-    assert browser.page is not None
     elements = list(enumerate(browser.page.elements, 1))
     for pressed, element in elements:
         if element.kind != "button" or element.label != button:
