@@ -84,7 +84,7 @@ def _clicked(store: Store, page: Page, target: str, *, page_size: int) -> Page:
     return replace(page, options={name: chosen[name] for name in product.options if name in chosen})
 
 
-def terse_text(store: Store, page: Page, *, page_size: int) -> str:
+def terse_text(store: Store, page: Page, page_size: int) -> str:
     """Return the text of the page in as few words as possible: no links, product codes, and only the chosen values."""
     if page.bought:
         return "bought"
@@ -100,7 +100,7 @@ def terse_text(store: Store, page: Page, *, page_size: int) -> str:
     return SEPARATOR.join([product.product_id, *offers, BUY])
 
 
-def webshop_text(store: Store, page: Page, *, page_size: int) -> str:
+def webshop_text(store: Store, page: Page, page_size: int) -> str:
     """Return the text of the page as in WebShop, without the instruction, which is already in the conversation."""
     if page.bought:
         return "Thank you for shopping with us!"

@@ -5,10 +5,7 @@ The products, pages and instructions are generated from the task, so nothing is 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.shop import pages
 from slipstream.envhub.shop.full import make_full_store
@@ -25,14 +22,10 @@ FULL_RULES = (
 )
 
 
-class _Renderer(Protocol):
-    def __call__(self, store: Store, page: pages.Page, *, page_size: int) -> str: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    text: _Renderer
-    page_size: int  # results on one page
+    text: Callable[[Store, pages.Page, int], str]  # of a page, with the number of results on one
+    page_size: int
     ranked: bool  # results are sorted best first; with only six products, that would give the answer away
     rules: str  # the system message; empty for none
     greeting: str  # before the instruction, in the first user message
@@ -69,7 +62,7 @@ class ShopWorld:
         page = pages.next_page(store, state, action, page_size=profile.page_size, ranked=profile.ranked)
         if page is None:
             return Change(state=state, text=profile.refusal, valid=False)
-        text = profile.text(store, page, page_size=profile.page_size)
+        text = profile.text(store, page, profile.page_size)
         if not page.bought:
             return Change(state=page, text=text)
         assert page.product is not None
@@ -84,7 +77,28 @@ class ShopWorld:
 
     def expert(self, state: pages.Page) -> str:
         """Return the next action of the shortest safe plan to buy the goal's product."""
-        return _expert(self.store, state, self.profile)
+        profile, store = self.profile, self.store
+        goal_position = store.goal_position
+        if state.results is None:
+            return f"search[{_best_search(store, profile)}]"
+        if state.product is None:
+            if goal_position not in state.results:
+                return f"click[{pages.BACK}]"
+            rank = state.results.index(goal_position)
+            if rank < state.first:
+                return f"click[{pages.PREVIOUS}]"
+            return f"click[{pages.NEXT if rank >= state.first + profile.page_size else store.goal.product_id}]"
+        if state.section:
+            return f"click[{pages.PREVIOUS}]"
+        if state.product != goal_position:
+            return f"click[{pages.PREVIOUS if goal_position in state.results else pages.BACK}]"
+        goal, goal_values = store.products[goal_position], store.goal.options.values()
+        for option, values in goal.options.items():
+            # A real product may have one value in two options; a click chooses the first one's.
+            wanted = [value for value in values if value in goal_values and goal.option_of(value) == option]
+            if wanted and state.options.get(option) not in wanted:
+                return f"click[{wanted[0]}]"
+        return f"click[{pages.BUY}]"
 
 
 class ShopEnv(WorldEnv[pages.Page]):
@@ -97,41 +111,14 @@ class ShopEnv(WorldEnv[pages.Page]):
     def __init__(self, *, profile: str = "small") -> None:
         """Raises ValueError for an unknown profile."""
         check_choice("profile", profile, PROFILES)
+        chosen = PROFILES[profile]
         super().__init__(
             f"shop {profile}",
             state=pages.Page,
-            make_world=partial(_make_shop, profile=profile),
-            rules=PROFILES[profile].rules,
+            make_world=lambda task: ShopWorld(profile=chosen, store=STORES[profile](task), reward=purchase_reward),
+            rules=chosen.rules,
             reward="purchase",
         )
-
-
-def _make_shop(task: Task, *, profile: str) -> ShopWorld:
-    return ShopWorld(profile=PROFILES[profile], store=STORES[profile](task), reward=purchase_reward)
-
-
-def _expert(store: Store, page: pages.Page, profile: Profile) -> str:
-    goal_position = store.goal_position
-    if page.results is None:
-        return f"search[{_best_search(store, profile)}]"
-    if page.product is None:
-        if goal_position not in page.results:
-            return f"click[{pages.BACK}]"
-        rank = page.results.index(goal_position)
-        if rank < page.first:
-            return f"click[{pages.PREVIOUS}]"
-        return f"click[{pages.NEXT if rank >= page.first + profile.page_size else store.goal.product_id}]"
-    if page.product != goal_position:
-        return f"click[{pages.PREVIOUS if page.section or goal_position in page.results else pages.BACK}]"
-    if page.section:
-        return f"click[{pages.PREVIOUS}]"
-    goal, goal_values = store.products[goal_position], store.goal.options.values()
-    for option, values in goal.options.items():
-        # A real product may have one value in two options; a click chooses the first one's.
-        wanted = [value for value in values if value in goal_values and goal.option_of(value) == option]
-        if wanted and page.options.get(option) not in wanted:
-            return f"click[{wanted[0]}]"
-    return f"click[{pages.BUY}]"
 
 
 def _best_search(store: Store, profile: Profile) -> str:
