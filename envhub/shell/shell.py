@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from msgspec.structs import replace
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
@@ -51,14 +50,13 @@ class ShellWorld:
             right = act.text == self.job.answer if act.verb == ANSWER else is_done
             return Change(state=state, text="bye", over=True, score=float(right))
         finished = await run_in_sandbox(act.text, state.tree, limits=LIMITS, processes=state.processes)
-        left = (
-            replace(state, processes=finished.processes)
-            if finished.tree is None
-            else ShellState(tree=finished.tree, processes=finished.processes)
+        left = ShellState(
+            tree=state.tree if finished.tree is None else finished.tree,
+            processes=finished.processes,
+            is_answer_shown=state.is_answer_shown or act.text == self.job.bash,
         )
-        is_answer_shown = state.is_answer_shown or act.text == self.job.bash
         text = finished.shown(MAX_SHOWN_CHARS).rstrip() or f"(no output, exit code {finished.exit_code})"
-        return Change(state=replace(left, is_answer_shown=is_answer_shown), text=text)
+        return Change(state=left, text=text)
 
     def expert(self, state: ShellState) -> str:
         if self.job.result is not None:
