@@ -209,10 +209,8 @@ def walking_distance(start: list[int], end: list[int]) -> int:
     return abs(start[0] - end[0]) + abs(start[1] - end[1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RepoFunction:
-    """A function of this module, and how to call it."""
-
     function: Callable[..., Any]
     draw: Draw  # draws the arguments of a call
     uses: tuple[Callable[..., Any], ...] = ()  # the functions of the same file that it calls
@@ -258,56 +256,50 @@ def _place(rng: random.Random) -> list[int]:
 
 FUNCTIONS: dict[str, tuple[RepoFunction, ...]] = {
     "numbers": (
-        RepoFunction(function=mean, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
-        RepoFunction(function=median, draw=lambda rng: (_values(rng),)),
-        RepoFunction(function=spread, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
-        RepoFunction(function=clamp, draw=lambda rng: (rng.randrange(-5, 15), rng.randrange(4), rng.randrange(5, 10))),
-        RepoFunction(function=count_above, draw=lambda rng: (_values(rng), rng.randrange(12))),
-        RepoFunction(function=running_totals, draw=lambda rng: (_values(rng),)),
-        RepoFunction(function=longest_run, draw=lambda rng: (_run(rng),)),
+        RepoFunction(mean, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
+        RepoFunction(median, draw=lambda rng: (_values(rng),)),
+        RepoFunction(spread, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
+        RepoFunction(clamp, draw=lambda rng: (rng.randrange(-5, 15), rng.randrange(4), rng.randrange(5, 10))),
+        RepoFunction(count_above, draw=lambda rng: (_values(rng), rng.randrange(12))),
+        RepoFunction(running_totals, draw=lambda rng: (_values(rng),)),
+        RepoFunction(longest_run, draw=lambda rng: (_run(rng),)),
     ),
     "texts": (
-        RepoFunction(function=initials, draw=lambda rng: (_text(rng),)),
-        RepoFunction(function=shorten, draw=lambda rng: (_text(rng), rng.randrange(5, 16))),
-        RepoFunction(function=count_vowels, draw=lambda rng: (_text(rng),)),
-        RepoFunction(function=is_palindrome, draw=lambda rng: (rng.choice([*_WORDS, "No on", "Never odd or even"]),)),
-        RepoFunction(function=shifted, draw=lambda rng: (_text(rng), rng.randrange(1, 25))),
-        RepoFunction(function=longest_word, draw=lambda rng: (_text(rng),)),
+        RepoFunction(initials, draw=lambda rng: (_text(rng),)),
+        RepoFunction(shorten, draw=lambda rng: (_text(rng), rng.randrange(5, 16))),
+        RepoFunction(count_vowels, draw=lambda rng: (_text(rng),)),
+        RepoFunction(is_palindrome, draw=lambda rng: (rng.choice([*_WORDS, "No on", "Never odd or even"]),)),
+        RepoFunction(shifted, draw=lambda rng: (_text(rng), rng.randrange(1, 25))),
+        RepoFunction(longest_word, draw=lambda rng: (_text(rng),)),
     ),
     "money": (
-        RepoFunction(function=discounted, draw=lambda rng: (rng.randrange(10, 300), rng.randrange(0, 60, 5))),
-        RepoFunction(function=split_bill, draw=lambda rng: (rng.randrange(10, 100), rng.randint(1, 5))),
-        RepoFunction(function=coins, draw=lambda rng: (rng.randrange(1, 200),)),
-        RepoFunction(function=postage, draw=lambda rng: (rng.choice((20, 21, 100, 101, rng.randrange(1, 200))),)),
-        RepoFunction(function=cheapest, draw=lambda rng: (_prices(rng),)),
-        RepoFunction(
-            function=basket_total, draw=lambda rng: (_prices(rng), rng.randrange(0, 60, 5)), uses=(discounted,)
-        ),
+        RepoFunction(discounted, draw=lambda rng: (rng.randrange(10, 300), rng.randrange(0, 60, 5))),
+        RepoFunction(split_bill, draw=lambda rng: (rng.randrange(10, 100), rng.randint(1, 5))),
+        RepoFunction(coins, draw=lambda rng: (rng.randrange(1, 200),)),
+        RepoFunction(postage, draw=lambda rng: (rng.choice((20, 21, 100, 101, rng.randrange(1, 200))),)),
+        RepoFunction(cheapest, draw=lambda rng: (_prices(rng),)),
+        RepoFunction(basket_total, draw=lambda rng: (_prices(rng), rng.randrange(0, 60, 5)), uses=(discounted,)),
     ),
     "dates": (
-        RepoFunction(function=is_leap, draw=lambda rng: (_year(rng),)),
+        RepoFunction(is_leap, draw=lambda rng: (_year(rng),)),
         RepoFunction(
-            function=days_in_month,
-            draw=lambda rng: (_year(rng), rng.choice((2, 2, rng.randint(1, 12)))),
-            uses=(is_leap,),
+            days_in_month, draw=lambda rng: (_year(rng), rng.choice((2, 2, rng.randint(1, 12)))), uses=(is_leap,)
         ),
         RepoFunction(
-            function=day_of_year,
+            day_of_year,
             draw=lambda rng: (_year(rng), rng.randint(1, 12), rng.randint(1, 28)),
             uses=(is_leap, days_in_month),
         ),
-        RepoFunction(function=minutes_between, draw=lambda rng: (_time(rng), _time(rng))),
-        RepoFunction(function=clock, draw=lambda rng: (rng.randrange(3000),)),
+        RepoFunction(minutes_between, draw=lambda rng: (_time(rng), _time(rng))),
+        RepoFunction(clock, draw=lambda rng: (rng.randrange(3000),)),
     ),
     "grids": (
-        RepoFunction(function=transposed, draw=lambda rng: (_grid(rng),)),
-        RepoFunction(function=diagonal, draw=lambda rng: (_grid(rng),)),
-        RepoFunction(function=is_inside, draw=lambda rng: tuple(rng.randint(-1, 4) for _ in range(4))),
+        RepoFunction(transposed, draw=lambda rng: (_grid(rng),)),
+        RepoFunction(diagonal, draw=lambda rng: (_grid(rng),)),
+        RepoFunction(is_inside, draw=lambda rng: tuple(rng.randint(-1, 4) for _ in range(4))),
         RepoFunction(
-            function=neighbours,
-            draw=lambda rng: (rng.randrange(3), rng.randrange(3), rng.randint(1, 3)),
-            uses=(is_inside,),
+            neighbours, draw=lambda rng: (rng.randrange(3), rng.randrange(3), rng.randint(1, 3)), uses=(is_inside,)
         ),
-        RepoFunction(function=walking_distance, draw=lambda rng: (_place(rng), _place(rng))),
+        RepoFunction(walking_distance, draw=lambda rng: (_place(rng), _place(rng))),
     ),
 }
