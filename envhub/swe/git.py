@@ -30,13 +30,8 @@ def require_git() -> None:
 
 def git_settings(commit_time: int) -> dict[str, str]:
     """Return git's environment variables: a fixed author and time, so that the same actions make the same commits."""
-    settings: dict[str, str] = {}
-    for role in ("AUTHOR", "COMMITTER"):
-        settings |= {
-            f"GIT_{role}_{name}": value
-            for name, value in (("NAME", "agent"), ("EMAIL", "agent@sandbox"), ("DATE", f"@{commit_time} +0000"))
-        }
-    return settings
+    fixed = {"NAME": "agent", "EMAIL": "agent@sandbox", "DATE": f"@{commit_time} +0000"}
+    return {f"GIT_{role}_{name}": value for role in ("AUTHOR", "COMMITTER") for name, value in fixed.items()}
 
 
 def export_command(settings: dict[str, str]) -> str:
