@@ -46,12 +46,9 @@ class Repo:
     package: str
     files: dict[str, str]  # path -> content, with the bugs
     right_files: dict[str, str]  # path -> content, without the bugs
-    bugs: tuple[Bug, ...]
+    bugs: dict[str, Bug]  # by function
     examples: tuple[str, ...]  # for each bug: a call that shows it, its result and the correct result
-    broken: tuple[str, ...]  # for each bug: the name of its function
-    tests: dict[str, Test]  # the judging tests, by function
-    fail_to_pass: frozenset[str]  # names of the tests that fail because of the bugs
-    pass_to_pass: frozenset[str]  # names of the tests that must still pass
+    tests: dict[str, Test]  # the judging tests, by function: FAIL_TO_PASS and PASS_TO_PASS
 
 
 def draw_name(rng: random.Random) -> str:
@@ -76,14 +73,12 @@ def draw_repo(rng: random.Random, *, split: str, package: str, num_files: int, n
         if not any(differs[:NUM_SHOWN]) or not any(differs[NUM_SHOWN:]):
             return None
     module_of = {entry.function.__name__: module for module, chosen in modules.items() for entry in chosen}
-    failing = {name for name in entries if right[name][NUM_SHOWN:] != wrong[name][NUM_SHOWN:]}
     return Repo(
         package=package,
         files=_files(package, module_of, wrong_sources, calls, right),
         right_files=_files(package, module_of, sources, calls, right),
-        bugs=tuple(bugs.values()),
+        bugs=bugs,
         examples=tuple(_example(calls[name], right[name], wrong[name]) for name in bugs),
-        broken=tuple(bugs),
         tests={
             name: Test(
                 module=f"{package}.{module_of[name]}",
@@ -92,8 +87,6 @@ def draw_repo(rng: random.Random, *, split: str, package: str, num_files: int, n
             )
             for name in entries
         },
-        fail_to_pass=frozenset(failing),
-        pass_to_pass=frozenset(entries) - failing,
     )
 
 

@@ -25,7 +25,6 @@ from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_FILE_CHARS = 20_000
 LIMITS = Limits(wall_s=20.0)  # of one test run or command
-ISSUES = ("example", "function", "none")
 RULES = (
     "Repair the bugs of a Python package; the docstring of a function says what it should do. `view PATH` shows a file "
     "with line numbers. `edit PATH FIRST-LAST`, followed by new lines, bare or in a block, ```python ... ```, replaces "
@@ -110,7 +109,7 @@ class SweWorld:
             if node.kind in ("file", "folder") and (path == package or path.startswith(f"{package}/"))
         }
         passed = await tests.passed_tests(modules, self.repo.tests, limits=LIMITS)
-        return self.repo.fail_to_pass | self.repo.pass_to_pass <= passed
+        return passed == self.repo.tests.keys()
 
     async def _run(self, state: SweState, command: str) -> Change[SweState]:
         """Run `command` in bash, in the git repository, which is made before the first command."""
@@ -157,7 +156,7 @@ def make_swe_env(*, profile: str = "full", files: int = 2, bugs: int = 1, issue:
     """
     check_range("files", files, 1, 5)
     check_range("bugs", bugs, 1, 3)
-    check_choice("issue", issue, ISSUES)
+    check_choice("issue", issue, ("example", "function", "none"))
     tests.require_pytest()
     git.require_git()
     return WorldEnv(
@@ -182,7 +181,7 @@ def make_swe(task: Task, *, num_files: int, num_bugs: int, issue: str) -> SweWor
 def _opening_text(repo: Repo, issue: str) -> str:
     issue_lines = {
         "example": repo.examples,
-        "function": tuple(f"{name} is wrong" for name in repo.broken),
+        "function": tuple(f"{name} is wrong" for name in repo.bugs),
         "none": ("some tests fail",),
     }[issue]
     paths = [path for path in repo.files if not path.endswith("__init__.py")]

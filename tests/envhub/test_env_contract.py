@@ -51,7 +51,7 @@ SECRETS: dict[str, Callable[[Any], Iterable[str]]] = {
     "tools": lambda world: [found for errand in world.errands for found in errand.found],
     "shell": lambda world: [world.job.answer] if world.job.answer else [],
     "code": lambda world: [world.problem.program],
-    "swe": lambda world: [bug.right.strip() for bug in world.repo.bugs],
+    "swe": lambda world: [bug.right.strip() for bug in world.repo.bugs.values()],
 }
 
 every_env = pytest.mark.parametrize("case", CASES, ids=str)

@@ -73,25 +73,26 @@ def test_no_bug_is_in_both_splits() -> None:
         for index in range(100):
             task = Task(env="swe", split=split, index=index)
             repo = make_swe(task, issue="none", num_files=2, num_bugs=2).repo
-            of_split |= {(name, bug.wrong) for name, bug in zip(repo.broken, repo.bugs, strict=True)}
+            of_split |= {(name, bug.wrong) for name, bug in repo.bugs.items()}
     assert not bugs["train"] & bugs["held_out"]
     assert len(bugs["held_out"]) > 20
 
 
 def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() -> None:
-    """Compares the sets computed when the repository was drawn with the results in the sandbox."""
+    """A function without a bug may fail only because it uses one that has a bug."""
     repo = whole_repo()
+    uses = {entry.function.__name__: entry.uses for module in FUNCTIONS.values() for entry in module}
+    callers = {name for name in repo.tests if {used.__name__ for used in uses[name]} & repo.bugs.keys()}
     before = asyncio.run(swe_tests.passed_tests(tree_of(repo.files), repo.tests, limits=LIMITS))
     after = asyncio.run(swe_tests.passed_tests(tree_of(repo.right_files), repo.tests, limits=LIMITS))
-    assert before == repo.pass_to_pass
-    assert after == repo.pass_to_pass | repo.fail_to_pass == set(repo.tests)
-    assert set(repo.broken) <= repo.fail_to_pass
+    assert repo.bugs.keys() <= repo.tests.keys() - before <= repo.bugs.keys() | callers
+    assert after == repo.tests.keys()
 
 
 def test_the_repositorys_own_tests_show_every_bug_and_nothing_else() -> None:
     repo = whole_repo()
     said = asyncio.run(swe_tests.run_tests(tree_of(repo.files), limits=LIMITS))
-    assert all(f" test_{name} _" in said for name in repo.broken)
+    assert all(f" test_{name} _" in said for name in repo.bugs)
     assert said.endswith(" passed")
     right = asyncio.run(swe_tests.run_tests(tree_of(repo.right_files), limits=LIMITS))
     assert right.splitlines()[-1] == f"{len(repo.tests)} passed"
@@ -116,7 +117,7 @@ def test_the_issue_shows_a_wrong_call_and_its_correct_result() -> None:
         scope: dict[str, object] = {}
         exec(here.repo.right_files[source_path(here)], scope)
         assert eval(f"{call})", scope) == eval(should), example
-        assert call.startswith(here.repo.broken[0])
+        assert call.startswith(tuple(here.repo.bugs))
 
 
 def test_a_file_is_shown_and_edited_by_line_numbers() -> None:
@@ -157,7 +158,7 @@ def test_missing_files_are_neither_shown_nor_created() -> None:
 
 def test_a_diff_shows_the_changes() -> None:
     here = world()
-    path, bug = source_path(here), here.repo.bugs[0]
+    path, (bug,) = source_path(here), here.repo.bugs.values()
     assert act(here, "diff").text == "nothing is changed"
     right = here.repo.right_files[path]
     said = act(here, "diff", changed({path: right})).text.splitlines()
@@ -228,7 +229,7 @@ def test_the_same_commands_lead_to_the_same_state_and_so_do_edits() -> None:
 
 def test_a_repair_by_a_command_counts_and_other_files_do_not_matter() -> None:
     here = world()
-    path, bug = source_path(here), here.repo.bugs[0]
+    path, (bug,) = source_path(here), here.repo.bugs.values()
     lines = here.repo.files[path].splitlines()
     repair = f"bash sed -i '{lines.index(bug.wrong) + 1}c\\{bug.right}' {path}"
     for beside, score in (
@@ -251,7 +252,7 @@ def test_a_repair_with_other_code_counts_unless_it_breaks_another_function() -> 
     here = world()
     right = here.repo.right_files[source_path(here)]
     assert submitted(here, f"import math  # not needed\n{right}\nEXTRA = math.pi\n") == 1.0
-    other = next(name for name in here.repo.tests if name in here.repo.pass_to_pass)
+    other = next(name for name in here.repo.tests if name not in here.repo.bugs)
     assert submitted(here, f"{right}\n\ndef {other}(*arguments):\n    return None\n") == 0.0
 
 
