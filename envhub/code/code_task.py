@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 NUM_EXAMPLES = 2
 
-Numbers = list[int]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
@@ -83,7 +81,7 @@ def _text(operations: list[Operation], examples: list[tuple[str, str]]) -> str:
     return f"Read one line of whole numbers. It may be empty. {numbered}\n{shown}"
 
 
-def _output(operations: list[Operation], numbers: Numbers) -> str:
+def _output(operations: list[Operation], numbers: list[int]) -> str:
     """Return what the program prints. Only expressions of the tables above are evaluated."""
     for operation in operations[:-1]:
         numbers = eval(operation.python, {"v": numbers})

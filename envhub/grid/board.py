@@ -16,7 +16,6 @@ from slipstream.envhub.world import Change
 
 WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
 BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"
-NO_SUCH_MOVE = "no such move"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ class BoardWorld:
     async def act(self, state: BoardState, action: str) -> Change[BoardState]:
         move = action.strip().lower()
         if move not in MOVES:
-            return Change(state=state, text=NO_SUCH_MOVE, valid=False)
+            return Change(state=state, text="no such move", valid=False)
         moved = _moved(self.cells, self.slips, state, _step(move, self.size))
         distance = self.distances.get(moved)
         return Change(state=moved, text=_drawn(self, moved), over=not distance, score=float(distance == 0))

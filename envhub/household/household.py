@@ -13,8 +13,6 @@ from slipstream.envhub.household.house import VERBS, State, act, admissible, is_
 from slipstream.envhub.household.household_task import TASK_TYPES, Room, make_room, opening_text
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
-NOTHING_HAPPENS = "Nothing happens."
-
 FULL_RULES = (
     "You are in a room and have a task to do. You can hold one thing. Closed receptacles must be opened to see or "
     "reach what is in them. Actions, where X is a receptacle and O an object, each with its number: "
@@ -31,7 +29,7 @@ class HouseholdWorld:
     async def act(self, state: State, action: str) -> Change[State]:
         change = act(self.room, state, action)
         if change is None:
-            return Change(state=state, text=NOTHING_HAPPENS, valid=False)
+            return Change(state=state, text="Nothing happens.", valid=False)
         won = is_won(self.room, change.state)
         return Change(state=change.state, text=change.text, over=won, score=float(won))
 

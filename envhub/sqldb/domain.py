@@ -1,7 +1,6 @@
 """Draws databases of three tables: two kinds of things, and events that join one thing of each kind."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.envhub.name_list import name_list
@@ -132,7 +131,7 @@ def draw_tables(rng: random.Random, domain: Domain, *, num_rows: int) -> Tables:
 
 def _draw_things(rng: random.Random, thing: Thing, num_rows: int) -> tuple[Row, ...]:
     names = rng.sample(thing.names, min(num_rows, len(thing.names)))
-    numbers: Sequence[int] = rng.sample(range(41, 500), len(names))
+    numbers = rng.sample(range(41, 500), len(names))
     return tuple(
         (number, name, rng.choice(thing.groups), value)
         for number, (name, value) in enumerate(zip(names, numbers, strict=True), 1)
