@@ -13,11 +13,10 @@ import msgspec
 
 from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from slipstream.envhub.env import Env
-from slipstream.envhub.kg.kg import ARITY, f1
+from slipstream.envhub.kg.kg import ARITY, MAX_VARIABLES, InvalidCall, f1
 from slipstream.envhub.user_files import asset_path, item_of, named_files, read_json
 from slipstream.envhub.world import Change, WorldEnv
 
-MAX_VARIABLES = 64
 MAX_PROGRAM_CALLS = 64  # in the query for one variable
 MAX_SHOWN_CHARS = 4000
 NUMBER = "type.int"
@@ -54,8 +53,8 @@ class KgItem(msgspec.Struct):
 
 
 class _Vocabulary(msgspec.Struct):
-    relations: list[str]
-    attributes: list[str]
+    relations: frozenset[str]
+    attributes: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +66,6 @@ class Ontology:
 
 class FbState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     found: tuple[Variable, ...] = ()
-
-
-class _InvalidCall(Exception):
-    """The call is invalid, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,38 +92,35 @@ class FbWorld:
                 return Change(state=state, text=", ".join(names)[:MAX_SHOWN_CHARS] or "none")
             kind = self._kind(state, tool, arguments)
             return await self._stored(state, Variable(tool=tool, arguments=arguments, kind=kind))
-        except _InvalidCall as error:
+        except InvalidCall as error:
             return Change(state=state, text=str(error), valid=False)
 
     def expert(self, state: FbState) -> str:
         """Return the file's next call that makes a new variable, then the answer."""
-        number = 0
-        for call in self.item.actions:
-            if call.startswith(("get_relations", "get_attributes")):
-                continue  # these calls make no variable
-            if number == len(state.found):
-                return call
-            number += 1
-        return f"answer(#{number - 1})"
+        shows = ("get_relations", "get_attributes")  # these calls make no variable
+        calls = [call for call in self.item.actions if not call.startswith(shows)]
+        if len(state.found) < len(calls):
+            return calls[len(state.found)]
+        return f"answer(#{len(calls) - 1})"
 
     def _kind(self, state: FbState, tool: str, arguments: tuple[str, ...]) -> str:
-        """Return the type of a call's result. Raises _InvalidCall for invalid arguments."""
+        """Return the type of a call's result. Raises InvalidCall for invalid arguments."""
         kinds = [state.found[int(name[1:])].kind for name in arguments if name.startswith("#")]
         if tool == "get_neighbors":
             if arguments[1] not in self.ontology.relations:
-                raise _InvalidCall(f"no relation {arguments[1]}"[:80])
+                raise InvalidCall(f"no relation {arguments[1]}"[:80])
             return self.ontology.kinds[arguments[1]]
         if tool == "intersection" and kinds[0] != kinds[1]:
-            raise _InvalidCall(f"{kinds[0]} and {kinds[1]} have nothing in common")
+            raise InvalidCall(f"{kinds[0]} and {kinds[1]} have nothing in common")
         if tool in ("argmax", "argmin") and arguments[1] not in self.ontology.attributes:
-            raise _InvalidCall(f"no attribute {arguments[1]}"[:80])
+            raise InvalidCall(f"no attribute {arguments[1]}"[:80])
         return NUMBER if tool == "count" else kinds[0]
 
     async def _stored(self, state: FbState, variable: Variable) -> Change[FbState]:
         if variable in state.found:
             return Change(state=state, text=f"#{state.found.index(variable)} {variable.kind}")
         if len(state.found) == MAX_VARIABLES or program_size(state.found, variable) > MAX_PROGRAM_CALLS:
-            raise _InvalidCall("too many variables, or too long a way to this one")
+            raise InvalidCall("too many variables, or too long a way to this one")
         found, name = (*state.found, variable), f"#{len(state.found)}"
         if variable.tool != "count" and await self.freebase.is_empty(found, name):
             return Change(state=state, text="nothing")
@@ -163,26 +155,24 @@ def read_ontology(folder: Path) -> Ontology:
     words = read_json(asset_path("ontology", str(folder / "vocab.json"), fetch=FETCH_ONTOLOGY), _Vocabulary)
     roles = asset_path("ontology", str(folder / "fb_roles"), fetch=FETCH_ONTOLOGY).read_text().splitlines()
     kinds = {parts[1]: parts[2] for parts in map(str.split, roles) if len(parts) == 3}
-    return Ontology(
-        relations=frozenset(words.relations) & kinds.keys(), attributes=frozenset(words.attributes), kinds=kinds
-    )
+    return Ontology(relations=words.relations & kinds.keys(), attributes=words.attributes, kinds=kinds)
 
 
 def _parsed(state: FbState, action: str) -> tuple[str, tuple[str, ...]]:
-    """Return the tool and its arguments: entities, existing variables and names of relations. Raises _InvalidCall."""
+    """Return the tool and its arguments: entities, existing variables and names of relations. Raises InvalidCall."""
     found = _CALL.fullmatch(action)
     arguments = tuple(part.strip() for part in found[2].split(",")) if found else ()
     if found is None or found[1] not in ARITY or len(arguments) != ARITY[found[1]]:
-        raise _InvalidCall("no such call")
+        raise InvalidCall("no such call")
     tool = found[1]
     takes_entities = tool in ("get_relations", "get_neighbors")
     named = arguments if tool == "intersection" else arguments[:1]
     for name in named:
         is_variable = name in {f"#{number}" for number in range(len(state.found))}
         if not is_variable and not (takes_entities and ENTITY.fullmatch(name)):
-            raise _InvalidCall(f"no variable {name}"[:80])
+            raise InvalidCall(f"no variable {name}"[:80])
         if is_variable and tool != "answer" and state.found[int(name[1:])].kind == NUMBER:
-            raise _InvalidCall("a number has no members")
+            raise InvalidCall("a number has no members")
     if len(named) < len(arguments) and RELATION.fullmatch(arguments[1]) is None:
-        raise _InvalidCall(f"no relation {arguments[1]}"[:80])
+        raise InvalidCall(f"no relation {arguments[1]}"[:80])
     return tool, arguments

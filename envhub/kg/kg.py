@@ -38,7 +38,7 @@ class KgState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     found: tuple[Entities, ...] = ()  # the values of #1, #2 and so on; all differ
 
 
-class _InvalidCall(Exception):
+class InvalidCall(Exception):
     """The call cannot be done; the message says why."""
 
 
@@ -58,7 +58,7 @@ class KgWorld:
             if tool in ("get_relations", "get_attributes"):
                 return Change(state=state, text=" ".join(self._listed(state, tool, arguments[0])) or "none")
             return self._stored(state, self._result(state, tool, arguments))
-        except _InvalidCall as error:
+        except InvalidCall as error:
             return Change(state=state, text=str(error), valid=False)
 
     def admissible(self, state: KgState) -> list[str]:
@@ -92,7 +92,7 @@ class KgWorld:
     def _listed(self, state: KgState, tool: str, name: str) -> list[str]:
         entities = self._set(state, name) if tool == "get_relations" else self._variable(state, name)
         if _is_count(entities):
-            raise _InvalidCall("a number has neither relations nor attributes")
+            raise InvalidCall("a number has neither relations nor attributes")
         if tool == "get_relations":
             return self.graph.relations(entities)
         return [ATTRIBUTES[self.graph.kinds[entities[0]]]]
@@ -101,17 +101,17 @@ class KgWorld:
         if tool == "get_neighbors":
             entities = self._set(state, arguments[0])
             if _is_count(entities) or arguments[1] not in self.graph.relations(entities):
-                raise _InvalidCall(f"no relation {arguments[1]} there")
+                raise InvalidCall(f"no relation {arguments[1]} there")
             return self.graph.neighbours(entities, arguments[1])
         entities = self._variable(state, arguments[0])
         if tool == "intersection":
             return tuple(sorted(set(entities) & set(self._variable(state, arguments[1]))))
         if _is_count(entities):
-            raise _InvalidCall("a number has neither members nor attributes")
+            raise InvalidCall("a number has neither members nor attributes")
         if tool == "count":
             return (str(len(entities)),)
         if arguments[1] != ATTRIBUTES[self.graph.kinds[entities[0]]]:
-            raise _InvalidCall(f"no attribute {arguments[1]} there")
+            raise InvalidCall(f"no attribute {arguments[1]} there")
         return ((max if tool == "argmax" else min)(entities, key=self.graph.numbers.__getitem__),)
 
     def _stored(self, state: KgState, entities: Entities) -> Change[KgState]:
@@ -121,20 +121,20 @@ class KgWorld:
         if entities in state.found:
             return Change(state=state, text=f"#{state.found.index(entities) + 1} {kind}")
         if len(state.found) == MAX_VARIABLES:
-            raise _InvalidCall("too many variables")
+            raise InvalidCall("too many variables")
         return Change(state=KgState(found=(*state.found, entities)), text=f"#{len(state.found) + 1} {kind}")
 
     def _set(self, state: KgState, name: str) -> Entities:
         if name.startswith("#"):
             return self._variable(state, name)
         if name not in self.graph.kinds:
-            raise _InvalidCall(f"no entity {name}"[:80])
+            raise InvalidCall(f"no entity {name}"[:80])
         return (name,)
 
     def _variable(self, state: KgState, name: str) -> Entities:
         number = name.removeprefix("#")
         if not name.startswith("#") or number not in map(str, range(1, len(state.found) + 1)):
-            raise _InvalidCall(f"no variable {name}"[:80])
+            raise InvalidCall(f"no variable {name}"[:80])
         return state.found[int(number) - 1]
 
 
@@ -170,7 +170,7 @@ def _parsed(action: str) -> tuple[str, list[str]]:
     tool = "".join(found[1].lower().split()) if found else ""
     arguments = ["".join(argument.lower().split()) for argument in found[2].split(",")] if found else []
     if tool not in ARITY or len(arguments) != ARITY[tool]:
-        raise _InvalidCall("no such call")
+        raise InvalidCall("no such call")
     return tool, arguments
 
 
