@@ -38,7 +38,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if re.fullmatch(pattern, value) is None or value.startswith((".", "-")):
                 raise ValueError(f"{name} must match {pattern}, got {value!r}")
-        if len(self.tests) == len(_names(self.pass_to_pass)):
+        if not self.by_kind[0]:
             raise ValueError(f"{self.instance_id}: FAIL_TO_PASS must name at least one test, got none")
 
     @property

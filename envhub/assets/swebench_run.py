@@ -14,9 +14,11 @@ MAX_SHOWN_CHARS = 10_000
 NUM_FIRST_CHARS = 2_000  # shown of an output that is too long; then its end, which has the results of tests
 
 
-def limits_of(timeout_s: float) -> Limits:
-    """Return the limits of one command, large enough for a repository in memory and for numerical packages."""
-    return Limits(
+async def run_in_testbed(
+    command: str, layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float
+) -> Finished:
+    """Run bash's `command` on the checkout with `layer` over it."""
+    limits = Limits(  # large enough for a repository in memory and for numerical packages
         wall_s=timeout_s,
         cpu_s=int(timeout_s) + 1,
         memory_bytes=4 << 30,
@@ -28,16 +30,10 @@ def limits_of(timeout_s: float) -> Limits:
         kept_bytes=8 << 20,
         output_bytes=4 << 20,
     )
-
-
-async def run_in_testbed(
-    command: str, layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float
-) -> Finished:
-    """Run bash's `command` on the checkout with `layer` over it."""
     return await run_in_sandbox(
         f"{export_command({'PATH': PATH, **git_settings(checkout.commit_time)})}\n{command}",
         layer,
-        limits=limits_of(timeout_s),
+        limits=limits,
         mounts={playable.environment: ENVIRONMENT},
         place=Place.TESTBED,
         base=checkout.folder,
