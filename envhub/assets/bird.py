@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
@@ -84,33 +83,30 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
     `train` and `held_out` are files of questions, used in turn; `databases` is the folder with the databases of both.
     """
     folder = asset_path("databases", databases, fetch=FETCH_DATABASES)
-    items = {split: _playable(path, folder) for split, path in named_files(train, held_out, fetch=FETCH).items()}
-
-    def make_world(task: Task) -> BirdWorld:
-        item = item_of(task, items)
-        return BirdWorld(item=item, database=_database(folder, item.db_id))
-
-    return WorldEnv(f"bird {train} {held_out} {databases}", state=BirdState, make_world=make_world, rules=RULES)
+    worlds = {split: _playable(path, folder) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    return WorldEnv(
+        f"bird {train} {held_out} {databases}",
+        state=BirdState,
+        make_world=lambda task: item_of(task, worlds),
+        rules=RULES,
+    )
 
 
 @functools.lru_cache(maxsize=4)
-def _playable(path: Path, folder: Path) -> list[BirdItem]:
+def _playable(path: Path, folder: Path) -> list[BirdWorld]:
     """Return the file's questions. Raises ValueError if a question has no query or its database is missing."""
     items = read_records(path, BirdItem)
     for number, item in enumerate(items):
         if not item.true_sql:
             raise ValueError(f"{path}, question {number}: it must have its true query in SQL or query; {FETCH}")
-    for db_id in {item.db_id for item in items}:
-        if not re.fullmatch(r"[\w.-]+", db_id) or not _database(folder, db_id).is_file():
-            raise ValueError(f"`env.options.databases`: {_database(folder, db_id)} is missing; {FETCH_DATABASES}")
+    databases = {item.db_id: folder / item.db_id / f"{item.db_id}.sqlite" for item in items}
+    for db_id, database in databases.items():
+        if not re.fullmatch(r"[\w.-]+", db_id) or not database.is_file():
+            raise ValueError(f"`env.options.databases`: {database} is missing; {FETCH_DATABASES}")
         try:
-            declarations(_database(folder, db_id))
+            declarations(database)
         except SqlError as error:
             raise ValueError(
-                f"`env.options.databases`: {_database(folder, db_id)} cannot be read: {error}; {FETCH_DATABASES}"
+                f"`env.options.databases`: {database} cannot be read: {error}; {FETCH_DATABASES}"
             ) from None
-    return items
-
-
-def _database(folder: Path, db_id: str) -> Path:
-    return folder / db_id / f"{db_id}.sqlite"
+    return [BirdWorld(item=item, database=databases[item.db_id]) for item in items]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.isolation.file_tree import Node, Tree, file
@@ -113,9 +112,8 @@ class GaiaWorld:
 
     async def _printed(self, program: str) -> str:
         """Run `program` beside the attached file, and return the end of its output."""
-        attached, name = self.item.file_name, "program.py"
-        if attached == name:
-            name = "own_program.py"
+        attached = self.item.file_name
+        name = "own_program.py" if attached == "program.py" else "program.py"
         tree: Tree = {name: file(program)}
         if attached:
             tree[attached] = Node(kind="file", content=(self.folder / attached).read_bytes())
@@ -131,19 +129,19 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env
     """
     check_range("level", level, 0, 3)
     require_sandbox()
-    items = {split: _playable(path, level) for split, path in named_files(train, held_out, fetch=FETCH).items()}
-
-    def make_world(task: Task) -> GaiaWorld:
-        item, folder = item_of(task, items)
-        return GaiaWorld(item=item, folder=folder)
-
-    return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world, rules=RULES)
+    worlds = {split: _playable(path, level) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    return WorldEnv(
+        f"gaia {train} {held_out} level={level}",
+        state=GaiaState,
+        make_world=lambda task: item_of(task, worlds),
+        rules=RULES,
+    )
 
 
 @functools.lru_cache(maxsize=8)
-def _playable(path: Path, level: int) -> list[tuple[OpenManusItem, Path]]:
+def _playable(path: Path, level: int) -> list[GaiaWorld]:
     """Return the questions of a level. Raises ValueError if an answer or an attached file is missing."""
-    _, first = next(iter(read_rows(path)), (0, {}))
+    _, first = read_rows(path)[0]
     form: type[OpenManusItem] = GaiaItem if "Question" in first else OpenManusItem
     items = [item for item in read_records(path, form) if level in (0, item.level)]
     for item in items:
@@ -160,4 +158,4 @@ def _playable(path: Path, level: int) -> list[tuple[OpenManusItem, Path]]:
             )
     if not items:
         raise ValueError(f"{path} has no questions of level {level}; use `env.options.level=0` for all levels")
-    return [(item, path.parent) for item in items]
+    return [GaiaWorld(item=item, folder=path.parent) for item in items]
