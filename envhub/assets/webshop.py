@@ -187,12 +187,11 @@ def _options(offered: Mapping[str, list[_Choice] | None] | str | None) -> dict[s
     """Return the options in lower case, without square brackets, because these would end a click."""
     if not offered or isinstance(offered, str):
         return {}
-    values = {
-        name.lower(): [_plain(choice.value.replace("/", " | ")) for choice in choices]
+    return {
+        name.lower(): tuple(dict.fromkeys(_plain(choice.value.replace("/", " | ")) for choice in choices))
         for name, choices in offered.items()
         if choices
     }
-    return {name: tuple(dict.fromkeys(those)) for name, those in values.items()}
 
 
 def _plain(text: str) -> str:
