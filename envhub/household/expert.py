@@ -1,8 +1,7 @@
 """A planner for household tasks. It knows what is in closed receptacles, and can continue from any state."""
 
 from slipstream.envhub.household.house import LAMP_NAME, State, delivered, is_ready, is_shut
-from slipstream.envhub.household.household_task import LOOK_AT_OBJ_IN_LIGHT, TREATMENT_OF, Room, kind_of
-from slipstream.envhub.household.rooms import APPLIANCES
+from slipstream.envhub.household.household_task import APPLIANCES, LOOK_AT_OBJ_IN_LIGHT, TREATMENT_OF, Room, kind_of
 
 
 def next_action(room: Room, state: State) -> str:

@@ -25,10 +25,11 @@ class Treatment:
 
 
 TREATMENTS = {
-    "clean": Treatment(place=rooms.CLEANING_PLACE, takes=rooms.CLEANABLE, result="clean"),
-    "heat": Treatment(place=rooms.HEATING_PLACE, takes=rooms.HEATABLE, result="hot"),
-    "cool": Treatment(place=rooms.COOLING_PLACE, takes=rooms.COOLABLE, result="cool"),
+    "clean": Treatment(place="sinkbasin", takes=rooms.CLEANABLE, result="clean"),
+    "heat": Treatment(place="microwave", takes=rooms.HEATABLE, result="hot"),
+    "cool": Treatment(place="fridge", takes=rooms.COOLABLE, result="cool"),
 }
+APPLIANCES = frozenset(treatment.place for treatment in TREATMENTS.values())
 TREATMENT_OF = {PICK_CLEAN_THEN_PLACE: "clean", PICK_HEAT_THEN_PLACE: "heat", PICK_COOL_THEN_PLACE: "cool"}
 
 SENTENCES = {
@@ -90,7 +91,7 @@ def kind_of(name: str) -> str:
 
 def in_on(receptacle: str) -> str:
     """Return the preposition, "in" or "on", for a receptacle or a kind of receptacle."""
-    return "in" if receptacle.split()[0] in rooms.INSIDE else "on"
+    return "in" if receptacle.partition(" ")[0] in rooms.INSIDE else "on"
 
 
 def opening_text(room: Room) -> str:
@@ -121,7 +122,7 @@ def _draw_room(rng: random.Random, size: Size, task_types: tuple[str, ...]) -> R
     treatment = TREATMENTS[TREATMENT_OF[task_type]] if task_type in TREATMENT_OF else None
     kind = rng.choice([kind for kind in rooms.ROOM_KINDS if _suits(kind, task_type, treatment)])
     objects = [name for name in kind.objects if treatment is None or name in treatment.takes]
-    places = [name for name, (at_least, _) in kind.receptacles.items() if at_least and name not in rooms.APPLIANCES]
+    places = [name for name, (at_least, _) in kind.receptacles.items() if at_least and name not in APPLIANCES]
     goal = Goal(
         task_type=task_type,
         object_kind=rng.choice(objects),
@@ -136,9 +137,7 @@ def _draw_room(rng: random.Random, size: Size, task_types: tuple[str, ...]) -> R
         if kind.lamp_places
         else "",
         goal=goal,
-        sentence=sentence.format(
-            object=goal.object_kind, place=goal.place_kind, in_on=in_on(goal.place_kind) if goal.place_kind else ""
-        ),
+        sentence=sentence.format(object=goal.object_kind, place=goal.place_kind, in_on=in_on(goal.place_kind)),
     )
 
 

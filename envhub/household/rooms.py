@@ -7,10 +7,6 @@ from slipstream.envhub.name_list import name_list
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe", "laundryhamper"})
 INSIDE = OPENABLE | {"sinkbasin", "garbagecan", "bathtub"}  # objects are "in" these and "on" all others
 
-CLEANING_PLACE = "sinkbasin"
-HEATING_PLACE = "microwave"
-COOLING_PLACE = "fridge"
-APPLIANCES = frozenset({CLEANING_PLACE, HEATING_PLACE, COOLING_PLACE})
 LAMP = "desklamp"
 
 CLEANABLE = frozenset(
