@@ -95,17 +95,15 @@ def _draw(rng: random.Random, game: Game, size: int, num_boxes: int) -> BoardWor
     inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
     # The border is a wall, so that no move leaves the board.
     cells = [FLOOR if position in inside else WALL for position in range(size * size)]
-    num_goals = max(num_boxes, 1)
-    chosen = rng.sample(inside, 1 + num_goals + num_boxes)
-    you, goals, boxes = chosen[0], chosen[1 : 1 + num_goals], chosen[1 + num_goals :]
+    chosen = rng.sample(inside, 2 + num_boxes)
+    you, goal, *boxes = chosen
     for position in inside:
         if position not in chosen and rng.random() < game.density:
             cells[position] = game.obstacle
-    for position in goals:
-        cells[position] = TARGET if num_boxes else GOAL
+    cells[goal] = TARGET if boxes else GOAL
     steps = [_step(move, size) for move in MOVES]
     slips = {(position, step): rng.choice(steps) for position in inside for step in steps if rng.random() < game.slips}
-    text, first = "".join(cells), BoardState(you=you, boxes=tuple(sorted(boxes)))
+    text, first = "".join(cells), BoardState(you=you, boxes=tuple(boxes))
     distances = distances_of(text, slips, first, steps)
     return BoardWorld(size=size, cells=text, slips=slips, first=first, distances=distances)
 

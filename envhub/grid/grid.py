@@ -1,13 +1,11 @@
 """`grid`: small games: Sokoban, a frozen lake, a maze and a bandit. Each task is a different board or bandit."""
 
-from collections.abc import Callable
 from functools import partial
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.grid.bandit import RULES, BanditState, make_bandit
-from slipstream.envhub.grid.board import GAMES, MOVES, BoardState, BoardWorld, make_board
+from slipstream.envhub.grid.board import GAMES, MOVES, BoardState, make_board
 from slipstream.envhub.world import WorldEnv, rules_in
 
 MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}
@@ -27,10 +25,9 @@ def make_grid_env(*, game: str = "sokoban", profile: str = "small", size: int = 
             rules=rules_in(profile, RULES),
         )
     check_range("size", size, 5 if game == "sokoban" else 4, MAX_SIZE[game])
-    make_world: Callable[[Task], BoardWorld] = partial(make_board, game=game, size=size)
     return WorldEnv(
         f"grid {game} {profile} size={size}",
         state=BoardState,
-        make_world=make_world,
+        make_world=partial(make_board, game=game, size=size),
         rules=rules_in(profile, f"{GAMES[game].rules} Write one of: {', '.join(MOVES)}."),
     )
