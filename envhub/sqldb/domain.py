@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from slipstream.envhub.name_list import name_list
 
+NUM_ROWS = 8  # of each kind of thing
+
 Row = tuple[int | str | float | None, ...]
 Schema = dict[str, dict[str, str]]  # table -> column -> its SQL type
 Tables = dict[str, tuple[Row, ...]]  # table -> its rows, sorted by id
@@ -118,20 +120,19 @@ DOMAINS = (
 )
 
 
-def draw_tables(rng: random.Random, domain: Domain, *, num_rows: int) -> Tables:
-    """Return tables with `num_rows` things of the first kind, at most ten of the second, and `2 * num_rows` events."""
-    firsts = _draw_things(rng, domain.first, num_rows)
-    seconds = _draw_things(rng, domain.second, num_rows)
+def draw_tables(rng: random.Random, domain: Domain) -> Tables:
+    """Return tables with NUM_ROWS things of each kind, and twice as many events."""
+    tables = {thing.table: _draw_things(rng, thing) for thing in (domain.first, domain.second)}
     events = [
-        (number, rng.randint(1, len(firsts)), rng.randint(1, len(seconds)), rng.randint(1, 40))
-        for number in range(1, 2 * num_rows + 1)
+        (number, rng.randint(1, NUM_ROWS), rng.randint(1, NUM_ROWS), rng.randint(1, 40))
+        for number in range(1, 2 * NUM_ROWS + 1)
     ]
-    return {domain.first.table: firsts, domain.second.table: seconds, domain.event: tuple(events)}
+    return {**tables, domain.event: tuple(events)}
 
 
-def _draw_things(rng: random.Random, thing: Thing, num_rows: int) -> tuple[Row, ...]:
-    names = rng.sample(thing.names, min(num_rows, len(thing.names)))
-    numbers = rng.sample(range(41, 500), len(names))
+def _draw_things(rng: random.Random, thing: Thing) -> tuple[Row, ...]:
+    names = rng.sample(thing.names, NUM_ROWS)
+    numbers = rng.sample(range(41, 500), NUM_ROWS)
     return tuple(
         (number, name, rng.choice(thing.groups), value)
         for number, (name, value) in enumerate(zip(names, numbers, strict=True), 1)

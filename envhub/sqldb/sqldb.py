@@ -10,14 +10,13 @@ import msgspec
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
-from slipstream.envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
+from slipstream.envhub.sqldb.domain import DOMAINS, NUM_ROWS, Domain, Tables, draw_tables
 from slipstream.envhub.sqldb.sqldb_task import Request, draw_request
-from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
+from slipstream.envhub.sqldb.sqlite_engine import Result, SqlError, run_sql
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv, rules_in
 
 MAX_SHOWN_ROWS = 20
-NUM_ROWS = 8  # of the first table
 MAX_SHOWN_CHARS = 2000
 RULES = (
     "You have a SQLite database. `sql STATEMENT` executes one statement and shows what it returns. To answer a "
@@ -38,8 +37,7 @@ class SqlWorld:
     domain: Domain
     request: Request
     first: SqlState
-    right_rows: list[tuple[Any, ...]]  # if the request is a question
-    right_tables: Tables  # if the request is a change
+    right: Result  # of the correct statement: its rows answer a question, its tables are those after a change
 
     async def act(self, state: SqlState, action: str) -> Change[SqlState]:
         verb, statement = verb_and_rest(action)
@@ -64,9 +62,9 @@ class SqlWorld:
     def _is_right(self, state: SqlState, query: str) -> bool:
         """Return whether the rows of `query`, in any order, or the changed tables are correct. Raises SqlError."""
         if self.request.writes:
-            return state.tables == self.right_tables
+            return state.tables == self.right.tables
         rows = run_sql(self.domain.schema, state.tables, query).rows
-        return sorted(rows, key=repr) == sorted(self.right_rows, key=repr)
+        return sorted(rows, key=repr) == sorted(self.right.rows, key=repr)
 
 
 def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any") -> Env:
@@ -89,7 +87,7 @@ def make_sqldb(task: Task, *, level: int, kind: str) -> SqlWorld:
     rng = task_rng(task, world=f"sqldb/{level}/{kind}/{NUM_ROWS}")
     while True:
         domain = rng.choice(DOMAINS)
-        tables = draw_tables(rng, domain, num_rows=NUM_ROWS)
+        tables = draw_tables(rng, domain)
         request = draw_request(rng, domain, tables, level=level, task=kind)
         shown_tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
         text = "\n".join([*shown_tables, request.text])
@@ -98,14 +96,7 @@ def make_sqldb(task: Task, *, level: int, kind: str) -> SqlWorld:
         is_empty = result.tables == tables if request.writes else answers <= {"None"}
         if is_empty or answers & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
             continue
-        return SqlWorld(
-            opening=text,
-            domain=domain,
-            request=request,
-            first=SqlState(tables=tables),
-            right_rows=result.rows,
-            right_tables=result.tables,
-        )
+        return SqlWorld(opening=text, domain=domain, request=request, first=SqlState(tables=tables), right=result)
 
 
 def verb_and_rest(action: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Draws requests for a database: a question or a change in words, and the SQL statement that solves it."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,13 @@ class _Form:
     sql: str
 
 
-_NUMBERS = {
+# What is drawn alike in every domain; of a pair, the first is for the text and the second for the statement.
+_CHOICES: dict[str, Sequence[Any]] = {
     "bound": range(100, 400, 10),
     "few": range(20),
     "some": range(5, 30),
     "by": range(5, 50),
     "value": range(500, 1000),
-}
-_WORDS = {
     "total": (("sum", "sum"), ("highest", "max"), ("lowest", "min")),
     "extreme": (("highest", "DESC"), ("lowest", "ASC")),
 }
@@ -158,4 +158,4 @@ def _draw(rng: random.Random, what: str, domain: Domain, tables: Tables, thing: 
             return rng.choice(tables[thing.table])[2]
         case "new_id":
             return len(tables[thing.table]) + 1
-    return rng.choice(_NUMBERS[what] if what in _NUMBERS else _WORDS[what])
+    return rng.choice(_CHOICES[what])

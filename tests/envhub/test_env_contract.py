@@ -45,7 +45,7 @@ WORD = re.compile(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")  # the words of the tiny model
 SECRETS: dict[str, Callable[[Any], Iterable[str]]] = {
     "shop": lambda world: [world.store.goal.product_id],
     "kg": lambda world: world.question.answer,
-    "sqldb": lambda world: [str(cell) for row in world.right_rows for cell in row],
+    "sqldb": lambda world: [str(cell) for row in world.right.rows for cell in row],
     "web": lambda world: [errand.secret for errand in world.errands if errand.secret],
     "research": lambda world: [world.question.answer],
     "tools": lambda world: [found for errand in world.errands for found in errand.found],

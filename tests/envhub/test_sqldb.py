@@ -100,8 +100,8 @@ def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
 
 
 def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> None:
-    question = next(w for w in (world("read", index=index) for index in range(50)) if len(w.right_rows) > 2)
-    values = [str(row[0]) for row in question.right_rows]
+    question = next(w for w in (world("read", index=index) for index in range(50)) if len(w.right.rows) > 2)
+    values = [str(row[0]) for row in question.right.rows]
     turned = " UNION ALL ".join(f"SELECT '{value}'" for value in reversed(values))
     assert act(question, f"commit {turned}").score == 1.0
     assert act(question, f"commit {turned} UNION ALL SELECT '{values[0]}'").score == 0.0
