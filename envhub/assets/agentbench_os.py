@@ -74,7 +74,7 @@ class OsWorld:
             answer = act.text if act.verb == ANSWER else None
             right = await is_right(self.task, answer, tree, example=prepared.answer)
             return Change(state=state, text="bye", over=True, score=float(right))
-        finished = await run_in_root(f"export PATH={_PATH}\n{act.text}", tree)
+        finished = await run_in_root(act.text, tree)
         is_example = self.task.example is not None and act.text == _printing(self.task.example)
         shown = finished.output.strip() if is_example else state.shown
         left = tree if finished.tree is None else finished.tree
@@ -108,7 +108,7 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "") -> Env:
 
 
 async def run_in_root(command: str, tree: Tree) -> Finished:
-    return await run_in_sandbox(command, tree, limits=LIMITS, place=Place.ROOT)
+    return await run_in_sandbox(f"export PATH={_PATH}\n{command}", tree, limits=LIMITS, place=Place.ROOT)
 
 
 async def prepare(task: OsTask) -> _Prepared:
@@ -128,7 +128,7 @@ async def prepare(task: OsTask) -> _Prepared:
 async def _initial(task: OsTask) -> Tree:
     tree = root_tree()
     for script in task.init:
-        finished = await run_in_root(f"export PATH={_PATH}\n{script.seeded().command()}", tree)
+        finished = await run_in_root(script.seeded().command(), tree)
         failed = [sign for sign in _FAILED if sign in finished.output]
         if finished.tree is None or failed or (finished.exit_code != 0 and finished.output):
             raise EnvError(
@@ -141,8 +141,7 @@ async def _initial(task: OsTask) -> Tree:
 async def _rehearsed(task: OsTask, tree: Tree) -> _Prepared:
     if task.example is None:
         return _Prepared(tree=tree)
-    command = f"export PATH={_PATH}\n{_printing(task.example)}"
-    runs = [await run_in_root(command, tree) for _ in range(2)]
+    runs = [await run_in_root(_printing(task.example), tree) for _ in range(2)]
     printed = runs[0].output
     if printed != runs[1].output or runs[0].tree is None:
         raise EnvError(f"{task.name}: its example printed {printed[:100]!r}, then {runs[1].output[:100]!r}")
