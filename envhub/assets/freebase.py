@@ -21,8 +21,6 @@ QUERY_S = 60.0
 ENTITY = re.compile(r"[mg]\.\w+", re.ASCII)
 RELATION = re.compile(r"\w+(?:\.\w+)+", re.ASCII)
 
-_JSON = {"Accept": "application/sparql-results+json"}
-
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A variable: the call that made it. An argument #k is the variable of that number, counted from 0."""
@@ -38,21 +36,21 @@ class Freebase:
 
     async def relations(self, found: Sequence[Variable], name: str) -> set[str]:
         """Return the relations from an entity or a variable. Raises EnvError if the endpoint fails."""
-        rows = await self._query(f"SELECT DISTINCT ?r WHERE {{ {_pattern(found, name, '?x', '?x')} ?x ?r ?o . }}")
+        rows = await self._query(f"SELECT DISTINCT ?r WHERE {{ {_pattern(found, name)} ?x ?r ?o . }}")
         return {row["r"] for row in rows}
 
     async def is_empty(self, found: Sequence[Variable], name: str) -> bool:
         """Whether a variable has no members. Raises EnvError if the endpoint fails."""
-        return not await self._query(f"SELECT ?x WHERE {{ {_pattern(found, name, '?x', '?x')} }} LIMIT 1")
+        return not await self._query(f"SELECT ?x WHERE {{ {_pattern(found, name)} }} LIMIT 1")
 
     async def members(self, found: Sequence[Variable], name: str) -> set[str]:
         """Return the members of a variable, or the number for a count. Raises EnvError if the endpoint fails."""
         last = _variable(found, name)
         if last is not None and last.tool == "count":
-            pattern = _pattern(found, last.arguments[0], "?x", "?x")
-            rows = await self._query(f"SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE {{ {pattern} }}")
+            counted = _pattern(found, last.arguments[0])
+            rows = await self._query(f"SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE {{ {counted} }}")
             return {row["n"] for row in rows}
-        rows = await self._query(f"SELECT DISTINCT ?x WHERE {{ {_pattern(found, name, '?x', '?x')} }} LIMIT {MAX_ROWS}")
+        rows = await self._query(f"SELECT DISTINCT ?x WHERE {{ {_pattern(found, name)} }} LIMIT {MAX_ROWS}")
         return {row["x"] for row in rows}
 
     async def _query(self, query: str) -> list[dict[str, str]]:
@@ -62,7 +60,7 @@ class Freebase:
             timeout = aiohttp.ClientTimeout(total=QUERY_S)
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(self.url, data=form, headers=_JSON) as reply,
+                session.post(self.url, data=form, headers={"Accept": form["format"]}) as reply,
             ):
                 content = await reply.content.read(MAX_REPLY_BYTES + 1)
                 while len(content) <= MAX_REPLY_BYTES and (more := await reply.content.read(MAX_REPLY_BYTES)):
@@ -96,8 +94,8 @@ def program_size(found: Sequence[Variable], variable: Variable) -> int:
     return sizes[-1]
 
 
-def _pattern(found: Sequence[Variable], name: str, sign: str, inner: str) -> str:
-    """Return the pattern that binds `sign`, such as ?x, to an entity or a variable's members.
+def _pattern(found: Sequence[Variable], name: str, sign: str = "?x", inner: str = "?x") -> str:
+    """Return the pattern that binds `sign` to an entity or a variable's members.
 
     The names of all other SPARQL variables in it begin with `inner`.
     """

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from slipstream.envhub.shop.products import Goal, Product
 
 NEARLY = 85
-EXACT_OPTIONS = ("size",)
 FILLERS = frozenset(
     """
     a an and or of the for with without in on by to from at as is it its your our you all new best pack packs
@@ -93,4 +92,4 @@ def _has(wanted: str, attributes: frozenset[str], text: str) -> bool:
 
 
 def _meets(option: str, value: str, wanted: str) -> bool:
-    return value == wanted if option in EXACT_OPTIONS else round(token_set_ratio(wanted, value)) > NEARLY
+    return value == wanted if option == "size" else round(token_set_ratio(wanted, value)) > NEARLY
