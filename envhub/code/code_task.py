@@ -58,13 +58,10 @@ def draw_problem(rng: random.Random, *, num_steps: int, num_tests: int) -> Probl
         case = (" ".join(map(str, numbers)) + "\n", _output(operations, numbers))
         if case not in cases:
             cases.append(case)
-    lines = [
-        "v = [int(word) for word in input().split()]",
-        *(f"v = {operation.python}" for operation in operations[:-1]),
-    ]
+    steps = "".join(f"v = {operation.python}\n" for operation in operations[:-1])
     return Problem(
         text=_text(operations, cases[:NUM_EXAMPLES]),
-        program="\n".join([*lines, f"print({operations[-1].python})"]) + "\n",
+        program=f"v = [int(word) for word in input().split()]\n{steps}print({operations[-1].python})\n",
         examples=tuple(cases[:NUM_EXAMPLES]),
         tests=tuple(cases[NUM_EXAMPLES:]),
     )

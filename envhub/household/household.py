@@ -50,7 +50,6 @@ class HouseholdEnv(WorldEnv[State]):
 
     def __init__(self, *, profile: str = "small", task_types: Sequence[str] | None = None) -> None:
         """Raises ValueError for an unknown profile or type of task."""
-        rules = rules_in(profile, FULL_RULES)
         given = TASK_TYPES if task_types is None else task_types
         if not given or not set(given) <= set(TASK_TYPES):
             raise ValueError(
@@ -62,7 +61,7 @@ class HouseholdEnv(WorldEnv[State]):
             f"household {profile} task_types={','.join(chosen)}",
             state=State,
             make_world=partial(_make_household, profile=profile, task_types=chosen),
-            rules=rules,
+            rules=rules_in(profile, FULL_RULES),
             reward="won",
             columns=lambda world: {"type": world.room.goal.task_type},
         )

@@ -17,8 +17,6 @@ PICK_TWO_OBJ = "pick_two_obj"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Treatment:
-    """A treatment of an object by an appliance."""
-
     place: str  # the kind of the appliance
     takes: frozenset[str]  # the kinds of objects that it accepts
     result: str  # the new property of the object
