@@ -68,9 +68,8 @@ def _make(playable: Playable, folder: Path) -> None:
         _git("reset", "-q", "--hard", "FETCH_HEAD", folder=made)
         (made / ".git/FETCH_HEAD").unlink()
         if playable.built is not None:
-            shutil.copytree(
-                playable.built, made, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git")
-            )
+            but_git = shutil.ignore_patterns(".git")
+            shutil.copytree(playable.built, made, symlinks=True, dirs_exist_ok=True, ignore=but_git)
         _run(["/bin/sh", "-c", PLAIN_INDEX.replace("/tmp/", "../")], folder=made)
         time = int(_git("show", "-s", "--format=%ct", "HEAD", folder=made))
         for path in made.rglob("*"):
@@ -108,12 +107,8 @@ def _patched(folder: Path, patch: str) -> Tree:
 
 
 def _git(*arguments: str, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:
-    return _run(
-        ["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", *arguments],
-        folder=folder,
-        settings=settings,
-        stdin=stdin,
-    )
+    command = ["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", *arguments]
+    return _run(command, folder=folder, settings=settings, stdin=stdin)
 
 
 def _run(command: Sequence[str], *, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:

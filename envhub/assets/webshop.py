@@ -115,22 +115,20 @@ def _store(rng: random.Random, data: WebShopData, position: int, instruction: _I
     price_clause = f", and price lower than {bound:.2f} dollars" if bound != NO_BOUND else ""
     options = instruction.instruction_options
     wanted = options if isinstance(options, dict) else {str(number): value for number, value in enumerate(options)}
+    attributes = instruction.instruction_attributes
+    searches = (_query(product.title), _query(" ".join(attributes)), product.kind.category[0])
     return Store(
         products=data.products,
         index=data.index,
         goal=Goal(
             kind=product.kind,
-            attributes=frozenset(instruction.instruction_attributes),
+            attributes=frozenset(attributes),
             options={name: value.lower() for name, value in wanted.items()},
             max_price=bound,
             product_id=product.product_id,
         ),
         instruction=instruction.instruction.strip(".") + price_clause,
-        searches=tuple(
-            dict.fromkeys(
-                (_query(product.title), _query(" ".join(instruction.instruction_attributes)), product.kind.category[0])
-            )
-        ),
+        searches=tuple(dict.fromkeys(searches)),
     )
 
 

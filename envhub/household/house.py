@@ -192,9 +192,8 @@ def _examine(room: Room, state: State, name: str) -> Change[State] | None:
 
 
 def _inventory(room: Room, state: State) -> Change[State]:
-    return Change(
-        state=state, text=f"You are carrying: a {state.held}." if state.held else "You are not carrying anything."
-    )
+    text = f"You are carrying: a {state.held}." if state.held else "You are not carrying anything."
+    return Change(state=state, text=text)
 
 
 def _look(room: Room, state: State) -> Change[State]:

@@ -127,13 +127,12 @@ def _draw_room(rng: random.Random, size: Size, task_types: tuple[str, ...]) -> R
         place_kind="" if task_type == LOOK_AT_OBJ_IN_LIGHT else rng.choice(places),
     )
     receptacles = _draw_receptacles(rng, kind, size, goal)
+    lamp_places = [name for name in receptacles if kind_of(name) in kind.lamp_places]
     sentence = rng.choice(SENTENCES[task_type][: size.num_sentences])
     return Room(
         receptacles=receptacles,
         objects=_place_objects(rng, _draw_objects(rng, kind, size, goal), receptacles, goal),
-        lamp_place=rng.choice([name for name in receptacles if kind_of(name) in kind.lamp_places])
-        if kind.lamp_places
-        else "",
+        lamp_place=rng.choice(lamp_places) if lamp_places else "",
         goal=goal,
         sentence=sentence.format(object=goal.object_kind, place=goal.place_kind, in_on=in_on(goal.place_kind)),
     )

@@ -48,9 +48,8 @@ def draw_question(rng: random.Random, graph: Graph, *, hops: int) -> Question | 
             return None
         attribute = ATTRIBUTES[graph.kinds[found[0]]]
         tool, best = ("argmax", max) if kind == "most" else ("argmin", min)
-        program.append(
-            Call(tool=tool, arguments=(last, attribute), gives=(best(found, key=graph.numbers.__getitem__),))
-        )
+        chosen = best(found, key=graph.numbers.__getitem__)
+        program.append(Call(tool=tool, arguments=(last, attribute), gives=(chosen,)))
         text = f"{text} with {kind} {attribute}"
     elif kind == "number":
         program.append(Call(tool="count", arguments=(last,), gives=(str(len(found)),)))

@@ -45,9 +45,8 @@ def policy_script(command: str) -> str:
 
 async def with_first_commit(tree: Tree, *, limits: Limits) -> Tree:
     """Return `tree` as a git repository with one commit. Raises EnvError if git fails."""
-    finished = await run_in_sandbox(
-        f"{export_command(git_settings(FIRST_COMMIT_TIME))}\n{_FIRST_COMMIT}", tree, limits=limits
-    )
+    script = f"{export_command(git_settings(FIRST_COMMIT_TIME))}\n{_FIRST_COMMIT}"
+    finished = await run_in_sandbox(script, tree, limits=limits)
     if finished.exit_code != 0 or finished.tree is None:
         raise EnvError(f"git could not make a repository in the sandbox: {finished.output.strip()[-500:]}")
     return finished.tree

@@ -170,9 +170,8 @@ def _cancel(site: Site, state: SiteState, request: Request, rest: str) -> Respon
 
 def _account(site: Site, state: SiteState, request: Request, rest: str) -> Response:
     fields = "".join(_text_field(name, value) for name, value in state.account.items())
-    return Response(
-        state=state, body=f"<p>account of {site.name}</p>{_form('/account', f'{fields}<button>save</button>')}"
-    )
+    form = _form("/account", f"{fields}<button>save</button>")
+    return Response(state=state, body=f"<p>account of {site.name}</p>{form}")
 
 
 def _save(site: Site, state: SiteState, request: Request, rest: str) -> Response:

@@ -46,9 +46,8 @@ def draw_site(rng: random.Random) -> Site:
     chosen = rng.sample([f"{thing} {maker}" for thing in things for maker in MAKERS], NUM_ITEMS)
     prices = rng.sample(range(10, 100), len(chosen))
     name, *people = rng.sample(PEOPLE, 5)
-    return Site(
-        items=dict(zip(chosen, prices, strict=True)), people=tuple(people), name=name, password=rng.choice(PASSWORDS)
-    )
+    items = dict(zip(chosen, prices, strict=True))
+    return Site(items=items, people=tuple(people), name=name, password=rng.choice(PASSWORDS))
 
 
 def draw_state(rng: random.Random, site: Site) -> SiteState:
@@ -93,14 +92,13 @@ def _order(rng: random.Random, site: Site, state: SiteState) -> Errand:
     ordered = {order.item for order in state.orders.values()}
     title = rng.choice([title for title in site.items if title not in ordered])
     count = rng.randint(1, MAX_COUNT)
+    orders = {**state.orders, next_number(state): ItemOrder(item=title, count=count)}
     thing = title.rpartition(" ")[0]
     by_price = rng.random() < 0.5
     description = f"{thing} that costs {site.items[title]}" if by_price else title
     return Errand(
         text=f"order {count} of the {description}",
-        goal=msgspec.structs.replace(
-            state, orders={**state.orders, next_number(state): ItemOrder(item=title, count=count)}
-        ),
+        goal=msgspec.structs.replace(state, orders=orders),
         types=(thing if by_price else title,),
         secret=title if by_price else "",
     )
