@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slipstream.envhub.tools.schema import check_arguments
-
 MAX_ENTRIES = 100  # of each kind of entry that calls can add
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday")
 _HOURS = {"type": "integer", "minimum": 8, "maximum": 17}
 _NAME = {"type": "string", "maxLength": 40}
 _TEXT = {"type": "string", "maxLength": 200}
 _DAY = {"type": "string", "enum": list(DAYS)}
+_TYPES: dict[str, type] = {"string": str, "integer": int}
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,8 +43,32 @@ def call_tool(servers: Servers, name: str, arguments: Mapping[str, Any]) -> tupl
     """Call the tool `name`. Return its text and the new state. Raises ValueError, and then nothing has changed."""
     if name not in TOOLS:
         raise ValueError(f"no tool {name[:40]}")
-    check_arguments(arguments, TOOLS[name].properties)
+    _check_arguments(arguments, TOOLS[name].properties)
     return TOOLS[name].run(servers, **arguments)
+
+
+def _check_arguments(arguments: Mapping[str, object], properties: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ValueError, with the reason, unless each property has a value of its schema, and nothing else has one.
+
+    A schema may have type, enum, minimum, maximum and maxLength.
+    """
+    if missing := [name for name in properties if name not in arguments]:
+        raise ValueError(f"arguments lacks {', '.join(missing)}")
+    if unknown := [name for name in arguments if name not in properties]:
+        raise ValueError(f"arguments has an unknown key {unknown[0][:40]!r}")
+    for name, value in arguments.items():
+        _check_value(value, properties[name], f"arguments.{name}")
+
+
+def _check_value(value: object, schema: Mapping[str, Any], where: str) -> None:
+    if not isinstance(value, _TYPES[schema["type"]]) or isinstance(value, bool):
+        raise ValueError(f"{where} must be of type {schema['type']}")
+    if "enum" in schema and value not in schema["enum"]:
+        raise ValueError(f"{where} must be one of {', '.join(schema['enum'])}")
+    if isinstance(value, int) and not schema["minimum"] <= value <= schema["maximum"]:
+        raise ValueError(f"{where} is out of range")
+    if isinstance(value, str) and len(value) > schema.get("maxLength", len(value)):
+        raise ValueError(f"{where} is longer than {schema['maxLength']}")
 
 
 def _list_accounts(servers: Servers) -> tuple[str, Servers]:
