@@ -23,6 +23,8 @@ WORDS = name_list(
     """
 )
 
+TIMES = [(day, hour) for day in DAYS for hour in range(8, 18)]
+
 Calls = tuple[tuple[str, dict[str, str | int]], ...]
 
 
@@ -34,7 +36,7 @@ class Errand:
 
 
 def draw_servers(rng: random.Random) -> Servers:
-    times = rng.sample([(day, hour) for day in DAYS for hour in range(8, 18)], 6)
+    times = rng.sample(TIMES, 6)
     people = rng.sample(PEOPLE, 6)
     return Servers(
         accounts={name: rng.randrange(500, 2000) for name in rng.sample(ACCOUNTS, 4)},
@@ -70,7 +72,7 @@ def _note_balance(rng: random.Random, servers: Servers) -> Errand:
 
 def _move(rng: random.Random, servers: Servers) -> Errand:
     title = rng.choice(sorted(servers.events))
-    day, hour = _free_time(rng, servers)
+    day, hour = rng.choice([time for time in TIMES if time not in servers.events.values()])
     return Errand(
         text=f"Move the {title} to {day} at {hour}:00.",
         calls=(("calendar.move", {"title": title, "day": day, "hour": hour}),),
@@ -109,11 +111,6 @@ def _forward_note(rng: random.Random, servers: Servers) -> Errand:
         ),
         found=(address, text),
     )
-
-
-def _free_time(rng: random.Random, servers: Servers) -> tuple[str, int]:
-    taken = set(servers.events.values())
-    return rng.choice([(day, hour) for day in DAYS for hour in range(8, 18) if (day, hour) not in taken])
 
 
 _Draw = Callable[[random.Random, Servers], Errand]
