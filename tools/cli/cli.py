@@ -7,6 +7,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import yaml
@@ -22,7 +23,7 @@ from slipstream.common.transfer.encryption import load_key
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.fleet.fleet import UnknownRun
 from slipstream.replay.server.redis_server import ServerError, password_of
-from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, placed, summary_of
+from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, summary_of
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.terminal.config_help import settings_topic
 from slipstream.tools.terminal.options import add_options
@@ -68,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(dump_config(config), end="")
         return 0
     if VERBS[arguments.verb].loads_model:
-        config.model.path = placed("slipstream.tools.run.hub:local_model")(config.model.path)
+        config.model.path = resolve_name("slipstream.tools.run.hub:local_model")(config.model.path)
     return called(arguments)(config)
 
 
@@ -87,7 +88,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"no option {unknown}{option_hint(unknown, known, key_paths())}")
     arguments.settings += rest
     if verb.asks:
-        placed("slipstream.tools.replay.questions:take_operands")(parser, arguments)
+        resolve_name("slipstream.tools.replay.questions:take_operands")(parser, arguments)
     if verb.joins and "file" in verb.arguments:  # the name of the run may come before FILE
         files = [str(arguments.file), *arguments.settings]
         file = next((word for word in files if word.endswith(ROWS) and "=" not in word), files[0])
@@ -163,7 +164,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     if verb.own is not None:
         add_options(parser, verb.own)
     if verb.asks:
-        placed("slipstream.tools.replay.questions:add_questions")(parser, partial(_add_settings, verb=verb))
+        resolve_name("slipstream.tools.replay.questions:add_questions")(parser, partial(_add_settings, verb=verb))
     else:
         _add_settings(parser, verb)
     return parser
@@ -185,7 +186,7 @@ def load(arguments: argparse.Namespace) -> Config:
     """The configuration without its password, which is moved to an environment variable that children inherit."""
     verb = VERBS[arguments.verb]
     if verb.has_stages:
-        split = placed("slipstream.tools.road.road_file:split_road")
+        split = resolve_name("slipstream.tools.road.road_file:split_road")
         arguments.road, arguments.settings = split(arguments.settings)
     words = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]

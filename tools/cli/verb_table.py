@@ -1,12 +1,12 @@
 """The verbs of `slipstream`: what each does, the function that runs it, and the settings that it reads."""
 
 import argparse
-import importlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from slipstream.common.config.config import Config
@@ -302,20 +302,13 @@ def summary_of(name: str) -> str:
     return VERBS[name].summary or next(group[name] for group in GROUPS.values() if name in group)
 
 
-def placed(place: str) -> Callable[..., Any]:
-    """Import and return `module:name`."""
-    module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
-
-
 def called(arguments: argparse.Namespace) -> Callable[[Config], int]:
     """The function of the verb with its options; it takes the configuration and returns the exit code."""
     if arguments.road:
         if arguments.trackers:
             raise ConfigError(f"--{arguments.trackers[0]} is for one run; send a stage's by `slipstream track NAME`")
-        road = placed("slipstream.tools.road.road:road")
+        road = resolve_name("slipstream.tools.road.road:road")
         return partial(road, path=arguments.road, settings=arguments.settings, dry_run=arguments.dry_run)
     verb = VERBS[arguments.verb]
     own: dict[str, Any] = {"options": options_of(verb.own, arguments)} if verb.own else {}
-    return partial(placed(verb.function), **verb.options(arguments), **own)
+    return partial(resolve_name(verb.function), **verb.options(arguments), **own)

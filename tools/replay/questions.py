@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from slipstream.common.config.config import Config
 from slipstream.replay.records.ledger import STATES
-from slipstream.tools.cli.verb_table import FORCE, placed
+from slipstream.tools.cli.verb_table import FORCE
 
 
 def _count(text: str) -> int:
@@ -144,6 +145,6 @@ def take_operands(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 def ask(config: Config, *, arguments: argparse.Namespace) -> int:
     """Answer the question in `arguments`; return the exit code."""
-    answer = placed(f"slipstream.tools.replay.{QUESTIONS[arguments.question].function}")
+    answer = resolve_name(f"slipstream.tools.replay.{QUESTIONS[arguments.question].function}")
     code: int = answer(config, **{name: getattr(arguments, name) for name in arguments.given})
     return code
