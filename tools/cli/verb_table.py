@@ -18,7 +18,6 @@ from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.export_options import ExportOptions
-from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.track.track_options import TrackOptions
 from slipstream.tools.serve.serve_options import EnvsOptions, RewardsOptions
 from slipstream.tools.simulate.simulate_options import SimulateOptions
@@ -74,7 +73,8 @@ FIT = ("run", "model", "optim", "learner")
 FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
 
 
-# Arguments of verbs, by flag or name, as argparse takes them.
+Arguments = dict[str, dict[str, Any]]  # of a verb by flag or name, as argparse takes them
+
 FORCE = {"--force": {"action": "store_true", "help": "overwrite FILE if it exists"}}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be started, and exit"}}
 FILE = {"file": {"type": Path, "metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
@@ -82,19 +82,20 @@ FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream 
 RESUME = {
     "--resume": {"metavar": "NAME", "type": run_name, "help": "continue the run of this name with its configuration"}
 }
-TRACKERS: dict[str, dict[str, Any]] = {
+TRACKERS: Arguments = {
     f"--{to}": {"action": "append_const", "const": to, "dest": "trackers", "help": f"also send the metrics to {name}"}
     for to, name in {"wandb": "Weights & Biases", "mlflow": "MLflow"}.items()
 }
-LAUNCH: dict[str, dict[str, Any]] = {
+LAUNCH: Arguments = {
     "engine": {"choices": ("kubernetes", "ray", "skypilot", "slurm"), "help": "the system that starts the processes"},
     "--actor-hosts": {"type": int, "default": 2, "metavar": "N", "help": "hosts of actors (default: 2)"},
     **DRY_RUN,
 }
-SCALE: dict[str, dict[str, Any]] = {
+SCALE: Arguments = {
     "--to": {"type": int, "metavar": "N", "help": "number of actors, with --host=ray of hosts (default: as advised)"},
     "--host": {"default": socket.gethostname(), "help": "the host (default: this one); `ray`: that of `launch ray`"},
 }
+ONCE = {"--once": {"action": "store_true", "help": "print the run as it is now, and exit"}}
 ARCHIVE = {
     "--replay-archive": {
         "metavar": "RUN",
@@ -114,7 +115,7 @@ class Verb:
     options: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {}  # keyword arguments of the function
     summary: str = ""  # of a verb of two words; GROUPS has that of the others
     own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
-    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of its own; those without a dash come first
+    arguments: Arguments = field(default_factory=dict)  # of its own; those without a dash come first
     asks: bool = False  # its first argument is one of the questions in tools/replay/questions.py
     joins: bool = False  # about a run, by NAME or run.name: without a YAML file it uses the configuration of the run
     plays: bool = False  # with the run's trained model, not with its initial one
@@ -157,10 +158,7 @@ VERBS = {
         arguments=ARCHIVE,
     ),
     "actors": Verb(
-        "slipstream.tools.run.actor_host:host_actors",
-        (*RELAY, *REWARDS, "actors"),
-        joins=True,
-        moves_weights=True,
+        "slipstream.tools.run.actor_host:host_actors", (*RELAY, *REWARDS, "actors"), joins=True, moves_weights=True
     ),
     **{
         f"fit {goal}": Verb(
@@ -187,7 +185,7 @@ VERBS = {
         loads_model=True,
     ),
     "runs": Verb("slipstream.tools.see.runs:runs", ("run.root",)),
-    "top": Verb("slipstream.tools.see.top:top", RUN, own=TopOptions, joins=True),
+    "top": Verb("slipstream.tools.see.top:top", RUN, lambda given: {"once": given.once}, arguments=ONCE, joins=True),
     "view": Verb(
         "slipstream.tools.viewer.viewer:view",
         ("run.name", "run.root", "model.path"),

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 from slipstream.common.config.config import Config
 from slipstream.replay.records.ledger import STATES
-from slipstream.tools.cli.verb_table import FORCE
+from slipstream.tools.cli.verb_table import FORCE, Arguments
 
 
 def _count(text: str) -> int:
@@ -26,23 +25,19 @@ def _steps(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-# Arguments of questions, by flag, as argparse takes them. Each is an argument of the function too.
-STREAM: dict[str, dict[str, Any]] = {
+# Arguments of questions, each of which is one of the function too.
+STREAM: Arguments = {
     "--stream": {"choices": ("train", "eval"), "default": "train", "help": "which groups (default: train)"}
 }
-JSON: dict[str, dict[str, Any]] = {
-    "--json": {"action": "store_true", "dest": "as_json", "help": "print one JSON object per line"}
-}
-LIMIT: dict[str, dict[str, Any]] = {
-    "--limit": {"type": _count, "default": 50, "metavar": "N", "help": "list at most N (default: 50)"}
-}
-STATE: dict[str, dict[str, Any]] = {"--state": {"choices": STATES, "help": "only groups in this state"}}
-SELECTION: dict[str, dict[str, Any]] = {
+JSON: Arguments = {"--json": {"action": "store_true", "dest": "as_json", "help": "print one JSON object per line"}}
+LIMIT: Arguments = {"--limit": {"type": _count, "default": 50, "metavar": "N", "help": "list at most N (default: 50)"}}
+STATE: Arguments = {"--state": {"choices": STATES, "help": "only groups in this state"}}
+SELECTION: Arguments = {
     "--state": {"choices": STATES, "help": "only groups in Redis in this state (default: all groups)"},
     "--steps": {"type": _steps, "metavar": "A:B", "help": "only what steps A to B were trained on, from the archive"},
     "--min-reward": {"type": float, "metavar": "R", "help": "only trajectories with a return of R or more"},
 }
-REASON: dict[str, dict[str, Any]] = {
+REASON: Arguments = {
     "--reason": {"required": True, "metavar": "WHY", "help": "why it is set aside; `replay quarantined` lists it"}
 }
 
@@ -53,7 +48,7 @@ class Question:
 
     function: str  # `module:name` in this folder, imported when the question is asked
     summary: str
-    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
     operands: str = ""  # those in [brackets] are optional, "..." means one or more of the last
 
 
@@ -88,9 +83,7 @@ QUESTIONS = {
         STREAM | JSON | LIMIT,
     ),
     "quarantined": Question(
-        "failure_table:quarantined",
-        "list the quarantined groups, with the reason and the actor",
-        STREAM | JSON | LIMIT,
+        "failure_table:quarantined", "list the quarantined groups, with the reason and the actor", STREAM | JSON | LIMIT
     ),
     "export": Question(
         "trajectory_rows:export",

@@ -12,20 +12,19 @@ from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.tools.see.run_client import client_of
 from slipstream.tools.see.runs import COLUMNS, row_of, trains_alone
 from slipstream.tools.see.summary import read_summary, summary_rows
-from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.view import View, show
 from slipstream.tools.terminal.table import print_rows, print_table
 
 REFRESH_S = 1.0
 
 
-def top(config: Config, *, options: TopOptions) -> int:
+def top(config: Config, *, once: bool) -> int:
     """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
     run_dir = RunDir(config.run.root, config.run.name)
     if standing(run_dir) is Standing.FINISHED or trains_alone(config):
         return _show_recorded(run_dir)
     console = Console()
-    once = options.once or not console.is_terminal
+    once = once or not console.is_terminal
     shutdown = Shutdown()
     view = _view(config, run_dir) if once else view_once_described(config, run_dir, shutdown.requested)
     if view is None:
