@@ -27,17 +27,13 @@ class CollectOptions:
     noise: ShareBelow1 = 0.0  # expert: the probability of a random admissible action instead of the expert's
 
     def __post_init__(self) -> None:
-        own = self.search == "none" and not self.expert
+        searches, expert, labels = self.search != "none", self.expert, self.completions > 0
+        own = not searches and not expert
         check_options(
             self,
             ("search", self.search in SEARCHES, f"one of {', '.join(SEARCHES)}", "none plays independent episodes"),
-            (
-                "search",
-                not self.expert or self.search == "none",
-                "none with --expert",
-                "an expert plays one episode of each task",
-            ),
-            ("width", self.search != "none" or self.width == WIDTH, "left out without --search", "choose a search"),
+            ("search", not (searches and expert), "none with --expert", "an expert plays one episode of each task"),
+            ("width", searches or self.width == WIDTH, "left out without --search", "choose a search"),
             (
                 "budget",
                 self.search not in ("none", "tree_of_thoughts") or self.budget == BUDGET,
@@ -46,16 +42,11 @@ class CollectOptions:
             ),
             (
                 "server",
-                not self.server or (own and not self.completions),
+                not self.server or (own and not labels),
                 "empty with --search, --expert and --completions",
                 "a server plays whole episodes",
             ),
-            (
-                "held_out",
-                not (self.held_out and self.completions),
-                "off with --completions",
-                "it makes rows to learn from",
-            ),
+            ("held_out", not (self.held_out and labels), "off with --completions", "it makes rows to learn from"),
             (
                 "reward_model",
                 not self.reward_model or self.search not in ("none", "dfsdt"),
@@ -64,11 +55,11 @@ class CollectOptions:
             ),
             (
                 "completions",
-                self.completions == 0 or own,
+                own or not labels,
                 "0 with --search or --expert",
                 "labels are of the policy's own episodes",
             ),
-            ("noise", self.expert or self.noise == 0, "0 without --expert", "add --expert"),
+            ("noise", expert or self.noise == 0, "0 without --expert", "add --expert"),
         )
 
     @property
