@@ -27,12 +27,8 @@ def settings_help(sections: Sequence[str]) -> str:
     lines = []
     for path in key_paths():
         if any(path == section or path.startswith(f"{section}.") for section in sections):
-            entry = f"{path} = {value_of(Config(), path)!r}  {_comment(path)}"
+            section, _, name = path.rpartition(".")
+            words = comment(type(value_of(Config(), section)), name)  # of its class: two sections may share a name
+            entry = f"{path} = {value_of(Config(), path)!r}  {words}"
             lines += textwrap.wrap(entry, WIDTH, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines)
-
-
-def _comment(path: str) -> str:
-    """The words and the comment of a key. They are of its section's class, as two sections may share a name."""
-    section, _, name = path.rpartition(".")
-    return comment(type(value_of(Config(), section)), name)
