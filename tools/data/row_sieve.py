@@ -23,33 +23,24 @@ class Sieve:
 
     def reason_to_drop(self, conversation: Conversation, row: Row) -> str:
         """Why it is dropped; empty if it is kept. Raises BadRow for a return that is no number."""
-        options = self._options
-        if not any(map(conversation.is_learnt, range(len(conversation.messages)))):
+        options, messages = self._options, conversation.messages
+        replies = [each.content for index, each in enumerate(messages) if conversation.is_learnt(index)]
+        if not replies:
             return "no assistant message to learn from"
-        if conversation.messages[0].role == "assistant":
+        if messages[0].role == "assistant":
             return "the first message is the assistant's"
         if options.successes and row.get("success") is not True:
             return "no success"
         if options.min_return > -math.inf and return_of(row, needed=True) < options.min_return:
             return "return below --min-return"
-        return self._reason_in_text(conversation, row)
-
-    def _reason_in_text(self, conversation: Conversation, row: Row) -> str:
-        replies = [
-            message.content for index, message in enumerate(conversation.messages) if conversation.is_learnt(index)
-        ]
         if self._format and not all(self._format.parse(reply).valid for reply in replies):
-            return f"a reply is not in the format {self._options.action_format}"
-        digest = xxhash.xxh3_64_intdigest(
-            "\0".join(
-                f"{message.role}\0{message.content}\0{conversation.is_learnt(index)}"
-                for index, message in enumerate(conversation.messages)
-            ).encode(errors="replace")
-            + repr((conversation.labels, label_of(row))).encode()
-        )
+            return f"a reply is not in the format {options.action_format}"
+        parts = [f"{each.role}\0{each.content}\0{conversation.is_learnt(index)}" for index, each in enumerate(messages)]
+        labels = repr((conversation.labels, label_of(row)))
+        digest = xxhash.xxh3_64_intdigest("\0".join(parts).encode(errors="replace") + labels.encode())
         if digest in self._seen:
             return "identical to another row"
         self._seen.add(digest)
-        if self._near and not self._near.add(conversation.messages):
+        if self._near and not self._near.add(messages):
             return "nearly identical to another row"
         return ""
