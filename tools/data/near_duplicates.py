@@ -41,7 +41,7 @@ class NearDuplicates:
         """Remember the text of `messages` and return True; False if it is nearly that of an earlier one."""
         shingles = shingle_hashes(message.content for message in messages if message.role != "system")
         minima: npt.NDArray[np.uint32] = ((shingles * self._factors) >> np.uint64(32)).astype(np.uint32).min(axis=1)
-        slots = self._slots(minima)
+        slots = [xxhash.xxh3_64_intdigest(band.tobytes()) % NUM_SLOTS for band in minima.reshape(NUM_BANDS, ROWS)]
         candidates = np.unique(self._newest[_BANDS, slots])
         agreeing = (self._minima[candidates[candidates >= 0]] == minima).sum(axis=1)
         if (agreeing >= self._num_equal).any():
@@ -51,11 +51,6 @@ class NearDuplicates:
         self._newest[_BANDS, slots] = place
         self._num_texts += 1
         return True
-
-    def _slots(self, minima: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """The slot of each band, by the hash of its minima."""
-        rows = [xxhash.xxh3_64_intdigest(band.tobytes()) % NUM_SLOTS for band in minima.reshape(NUM_BANDS, ROWS)]
-        return np.array(rows, dtype=np.int64)
 
 
 def shingle_hashes(texts: Iterable[str]) -> npt.NDArray[np.uint64]:

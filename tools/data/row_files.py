@@ -18,18 +18,13 @@ RECORDS = ("metrics.jsonl", "samples.jsonl", "preferences.jsonl")  # of a run
 @contextlib.contextmanager
 def rows_to(path: Path, *, force: bool, inputs: Sequence[str] = ()) -> Iterator[None]:
     """Be the only process that writes rows to `path`, which must be free, and none of `inputs`. Raises ConfigError."""
-    check_free(path, force=force)
+    _writer(path)
+    check_writable(path, force=force)
     with held(path):
-        check_free(path, force=force)  # another process may have written it meanwhile
+        check_writable(path, force=force)  # another process may have written it meanwhile
         check_apart([path], inputs)
         remove_left(path)
         yield
-
-
-def check_free(path: Path, *, force: bool) -> None:
-    """Raise ConfigError unless rows can be written to `path`; `force` allows it to exist."""
-    _writer(path)
-    check_writable(path, force=force)
 
 
 def check_writable(path: Path, *, force: bool) -> None:
@@ -58,6 +53,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _writer(path: Path) -> Callable[[BinaryIO, Iterable[Row]], None]:
+    """What writes the kind of file that `path` names. Raises ConfigError for another kind."""
     match path.suffix:
         case ".jsonl":
             return _write_jsonl

@@ -13,10 +13,8 @@ from typing import Any
 _WORD = re.compile(r"\b[^\W\d_]{4,}\b")
 _ANY_WORD = re.compile(r"\w+")
 
-Messages = list[dict[str, Any]]
 
-
-def noisy(messages: Sequence[dict[str, Any]], *, share: float, dice: random.Random) -> Messages | None:
+def noisy(messages: Sequence[dict[str, Any]], *, share: float, dice: random.Random) -> list[dict[str, Any]] | None:
     """A copy in which this share of the words in observations has an error; None if no word got one."""
     roles = [message["role"] for message in messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
