@@ -192,7 +192,7 @@ class _Call:
         for text, mark in zip(self.waiting, marks, strict=True):
             row = json.loads(text)
             del row["columns"]
-            if mark[judge.part.name] < self.options.min_mark:
+            if mark[judge.name] < self.options.min_mark:
                 self.counts.dropped["mark below --min-mark"] += 1
             else:
                 self._keep(row | {"marks": mark})

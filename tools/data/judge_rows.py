@@ -17,7 +17,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import ACTORS
 from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.judge import Judge
-from slipstream.envhub.rewards.part import Part, check_keys, judge_of, parts_of
+from slipstream.envhub.rewards.part import check_keys, judge_of, parts_of
 from slipstream.tools.data.answer_journal import Entry, append_entry, entries_of
 
 MAX_OPEN = 256  # rows that are judged at a time; `max_concurrent` of a judge limits the requests
@@ -31,16 +31,12 @@ NOT_HERE = {"weight", "min", "max", "only_if", "success_from", "compare"}  # key
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowJudge:
-    """A judge of rows, by the name that its file gives it."""
+    """A judge of rows."""
 
-    part: Part
+    judge: Judge
+    name: str  # that its file gives it
+    key: str  # in its file
     settings: str  # what its marks depend on
-
-    @property
-    def judge(self) -> Judge:
-        judge = judge_of(self.part)
-        assert judge is not None
-        return judge
 
     @property
     def columns(self) -> list[str]:
@@ -49,7 +45,7 @@ class RowJudge:
 
     async def marks(self, messages: list[dict[str, str]], columns: dict[str, Any]) -> dict[str, float]:
         """The mark of a row, by name. Raises EnvError without one."""
-        return {self.part.name: (await self.judge(_episode(messages, columns))).value}
+        return {self.name: (await self.judge(_episode(messages, columns))).value}
 
 
 def read_judge(path: Path) -> RowJudge:
@@ -62,14 +58,14 @@ def read_judge(path: Path) -> RowJudge:
         wrong = ", ".join(sorted(settings.keys() & NOT_HERE))
         raise ConfigError(f"`{path}.{name}` has {wrong}, which are for rewards; leave them out")
     (part,) = parts_of(str(path), found)
-    if part.kind != "judge":
+    if (judge := judge_of(part)) is None:
         raise ConfigError(f"`{path}.{name}.part` must be judge, got {part.kind!r}; the other parts mark no rows")
-    judge = RowJudge(part=part, settings="")
-    if judge.judge.is_own:
+    if judge.is_own:
         raise ConfigError(f"`{path}.{name}.url` must be a server's, got {ACTORS!r}: rows are judged without a run")
     check_keys({"": [part]})
     asked = {str(key): value for key, value in settings.items() if key not in (*LIMITS, "rubric")}
-    return RowJudge(part=part, settings=json.dumps([asked, repr(judge.judge.rubric)], sort_keys=True, default=str))
+    depends_on = json.dumps([asked, repr(judge.rubric)], sort_keys=True, default=str)
+    return RowJudge(judge=judge, name=part.name, key=part.key, settings=depends_on)
 
 
 def judged(rows: BinaryIO, judge: RowJudge, journal: Path) -> list[dict[str, float]]:
@@ -86,7 +82,7 @@ def judged(rows: BinaryIO, judge: RowJudge, journal: Path) -> list[dict[str, flo
             asyncio.run(work.all(enumerate(rows)))
     except EnvError as error:
         raise ConfigError(
-            f"the judge `{judge.part.key}` failed: {error}; {sum(map(bool, marks))} of {len(marks)} rows are marked in "
+            f"the judge `{judge.key}` failed: {error}; {sum(map(bool, marks))} of {len(marks)} rows are marked in "
             f"{journal}, and the same command asks for the others"
         ) from None
     return marks
@@ -132,7 +128,7 @@ def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, dict[str
     """
     known = {}
     for entry in entries_of(file, journal):
-        if judge.part.name in entry.marks:
+        if judge.name in entry.marks:
             known[entry.asked] = entry.marks
         client, (requests, tokens, cost) = judge.judge.client, entry.spent
         client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
