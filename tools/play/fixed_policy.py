@@ -73,9 +73,8 @@ def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()
         model_path=str(folder),
         policy_version=0,
         seed=config.run.seed,
-        receiver=ReceiverInfo(
-            redis_url="", run_id=name, actor=name, transport="pull", timeout_s=1.0
-        ),  # it never receives weights
+        # It never receives weights.
+        receiver=ReceiverInfo(redis_url="", run_id=name, actor=name, transport="pull", timeout_s=1.0),
     )
     try:
         engine = VllmEngine(EngineProcess(), settings)

@@ -63,12 +63,8 @@ def _learn(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
         if ranks.rank == 0:
             logging.info("the run is finished; the trained model is in %s", run_dir.trained_model)
         return 0
-    except (
-        SupplyDried,
-        NothingLearned,
-        AllRefuse,
-        FencedOut,
-    ) as error:  # a retry would fail again, or fence out the newer learner
+    except (SupplyDried, NothingLearned, AllRefuse, FencedOut) as error:
+        # A retry would fail again, or fence out the newer learner.
         print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)
         return EXIT_BAD_INPUT
     except (ArchiveError, RunForgotten) as error:  # a retry may find disk space, or register the run again
@@ -99,23 +95,10 @@ def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -
     Ranks of other hosts are waited for. They read the configuration that host 0 wrote into the run's directory.
     """
     learner = config.learner
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "slipstream.tools.run.torchrun",
-        *(_place(learner) if learner.hosts > 1 else ["--standalone"]),
-        f"--nproc-per-node={learner.ranks_per_host}",
-        "--no-python",
-        sys.executable,
-        "-u",
-        "-P",
-        "-m",
-        "slipstream.tools.cli.cli",
-        *verb.split(),
-        str(run_dir.config),
-        *options,
-    ]
+    torchrun = [sys.executable, "-P", "-m", "slipstream.tools.run.torchrun"]
+    place = _place(learner) if learner.hosts > 1 else ["--standalone"]
+    rank = [sys.executable, "-u", "-P", "-m", "slipstream.tools.cli.cli", *verb.split(), str(run_dir.config), *options]
+    command = [*torchrun, *place, f"--nproc-per-node={learner.ranks_per_host}", "--no-python", *rank]
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_TIMEOUT_S))
     os.execv(command[0], command)
 
