@@ -146,11 +146,7 @@ def _step(models: StepModels, packs: list[Packed], *, config: Config, fake: Fake
     num_loss_tokens = sum(len(packed.loss_positions) for packed in packs) * fake.ranks.num_packing
     metrics = train_step(
         models,
-        StepBatch(
-            micro_batches=packs,
-            num_loss_tokens=num_loss_tokens,
-            num_trajectories=len(packs[0].lengths),
-        ),
+        StepBatch(micro_batches=packs, num_loss_tokens=num_loss_tokens, num_trajectories=len(packs[0].lengths)),
         settings=StepSettings(
             objective=config.objective, max_lag=config.replay.max_lag, max_grad_norm=config.optim.max_grad_norm
         ),

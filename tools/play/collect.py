@@ -114,20 +114,14 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
 
 
 def collect_on(
-    stage: EpisodeSetup,
-    config: Config,
-    options: CollectOptions,
-    *,
-    path: Path,
-    values: StateValues | None = None,
+    stage: EpisodeSetup, config: Config, options: CollectOptions, *, path: Path, values: StateValues | None = None
 ) -> int:
     """Play on `stage` and write the finished trajectories. Return 0, 130 after Ctrl-C, or 1 if the engine died.
 
     In all three cases the trajectories that have finished are written. Raises ConfigError if every episode failed.
     """
-    transcriber = Transcriber(
-        stage.tokenizer, rules=stage.allowance.rules
-    )  # before playing: it raises for a chat template that it cannot read
+    # Before playing: it raises for a chat template that it cannot read.
+    transcriber = Transcriber(stage.tokenizer, rules=stage.allowance.rules)
     collected, exit_code = Collected(), 0
     try:
         asyncio.run(_collect(stage, config, options, collected, values))

@@ -172,10 +172,7 @@ class _Test:
         try:
             async with room:
                 stretch = await play_stretch(
-                    record,
-                    setup=self.setup,
-                    num_turns=self.setup.allowance.max_turns,
-                    sampler=self._served(record),
+                    record, setup=self.setup, num_turns=self.setup.allowance.max_turns, sampler=self._served(record)
                 )
             value = float((await self.values.of_turns(stretch.record))[-1]) if self.values else None
         except EpisodeFailed as failure:
