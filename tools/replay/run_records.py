@@ -98,7 +98,9 @@ class RunRecords:
             raise NotRecorded(
                 f"no server answers for {self._config.run.name}; export from its archive with --steps A:B"
             )
-        yield from self._held(states)
+        for group in list_groups(self._client, self._config.run.name, states=states, stream=self._stream):
+            if group.members and (held := self._read(self._client, group)):
+                yield held
 
     def everything(self) -> Iterator[RecordedGroup]:
         """Yield every group once: those in the archive by their first step, then the others in Redis."""
@@ -118,14 +120,6 @@ class RunRecords:
             raise NotRecorded(f"no step from {first} to {last} is archived: {self._looked()}")
         for step in steps:
             yield from read_archived(self._archive, step).groups
-
-    def _held(self, states: Collection[str], *, step: int | None = None) -> Iterator[RecordedGroup]:
-        """The groups in Redis that are in `states` and have a member; with `step`, those that it was trained on."""
-        if self._client is None:
-            return
-        for group in list_groups(self._client, self._config.run.name, states=states, stream=self._stream):
-            if group.members and (step is None or step in group.uses) and (held := self._read(self._client, group)):
-                yield held
 
     def _read(self, client: redis.Redis, listed: ListedGroup) -> RecordedGroup | None:
         """The group with its readable trajectories; None if it has left Redis meanwhile."""
