@@ -32,11 +32,8 @@ def _state(run: RunFiles) -> str:
         return f"{run.state.value}; no step of RL was made"
     last, wanted = run.steps[-1], f" of {run.config.learner.steps}" if run.config else ""
     lasted = f" in {run.summary.wall_s:.0f} s" if run.summary and run.state is Standing.FINISHED else ""
-    at = (
-        f", the last at {time.strftime('%Y-%m-%d %H:%M', time.localtime(last['time']))}"
-        if 0 < last.get("time", 0) < LATEST_S
-        else ""
-    )
+    is_known = 0 < last.get("time", 0) < LATEST_S
+    at = time.strftime(", the last at %Y-%m-%d %H:%M", time.localtime(last["time"])) if is_known else ""
     return f"{last['step']:.0f}{wanted} steps, {run.state.value}{lasted}{at}"
 
 

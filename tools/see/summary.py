@@ -74,17 +74,14 @@ def summary_rows(summary: Summary) -> dict[str, str]:
     cost, speed, first = summary.cost, summary.tokens_per_s, summary.first_reward_s
     if (each := cost.dollars_per_million_tokens) is not None:
         rows["actors cost"] = f"${cost.dollars:.2f}, ${each:.2f} per million trained tokens"
-    return (
-        rows
-        | ledger_rows(summary.ledger)
-        | {
-            "lag (optimizer steps: trajectories)": ", ".join(f"{lag}: {count}" for lag, count in summary.lag.items()),
-            "tokens per second": f"{speed.generated:.0f} generated, {speed.trained:.0f} trained",
-            "tokens wasted": f"{counts(cost.wasted_tokens)}; {cost.tokens_trained} trained",
-            "first reward line": f"after {first:.0f} s" if first is not None else "none",
-            "whole run": f"{summary.wall_s:.0f} s",
-        }
-    )
+    rows |= ledger_rows(summary.ledger)
+    return rows | {
+        "lag (optimizer steps: trajectories)": ", ".join(f"{lag}: {count}" for lag, count in summary.lag.items()),
+        "tokens per second": f"{speed.generated:.0f} generated, {speed.trained:.0f} trained",
+        "tokens wasted": f"{counts(cost.wasted_tokens)}; {cost.tokens_trained} trained",
+        "first reward line": f"after {first:.0f} s" if first is not None else "none",
+        "whole run": f"{summary.wall_s:.0f} s",
+    }
 
 
 def ledger_rows(ledger: Ledger) -> dict[str, str]:

@@ -47,11 +47,6 @@ def marked_rows(path: Path) -> list[Row]:
 def keep_mark(path: Path, mark: Mark, sides: dict[str, Any]) -> None:
     """Replace the file by one in which the last mark of a pair counts. Raises ConfigError if another process writes."""
     with held(path):
-        both = [mark.better, mark.worse], [mark.worse, mark.better]
-        kept = marked_rows(path)
-        rows = [
-            row
-            for row in kept
-            if (row.get("group_id"), row.get("member")) not in [(mark.group_id, each) for each in both]
-        ]
+        pair = [(mark.group_id, [mark.better, mark.worse]), (mark.group_id, [mark.worse, mark.better])]
+        rows = [row for row in marked_rows(path) if (row.get("group_id"), row.get("member")) not in pair]
         write_rows(path, rows if mark.undo else [*rows, sides])

@@ -51,8 +51,7 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         step, when_ms = int(record["step"]), int(1000 * record["time"])
-        shown = {name: value for name, value in record.items() if name not in ("step", "time")}
-        metrics = [Metric(name, value, when_ms, step) for name, value in shown.items()]
+        metrics = [Metric(name, value, when_ms, step) for name, value in record.items() if name not in ("step", "time")]
         self._client.log_batch(self.run, metrics=metrics)
 
     def log_samples(self, samples: Sequence[Sample]) -> None:
