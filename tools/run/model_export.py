@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, reason
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.run.export_options import ExportOptions
@@ -68,8 +68,7 @@ def _uploaded(run_dir: RunDir, options: ExportOptions) -> str:
             commit_message=f"Run {run_dir.path.name}",
         )
     except (HTTPError, OSError, ValueError) as error:  # of the network, the Hub's client and the disk
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"`--to-hub` {name} was not uploaded: {reason}; the card is in {run_dir.trained_model}"
+            f"`--to-hub` {name} was not uploaded: {reason(error)}; the card is in {run_dir.trained_model}"
         ) from error
     return str(commit.commit_url)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, reason
 from slipstream.common.process.metrics import Sample
 
 MAX_PARAM_CHARS = 6000  # the longest value of a parameter that MLflow stores
@@ -24,28 +24,21 @@ class MlflowTracker:
             raise ConfigError(
                 "`--to mlflow` needs the package mlflow; install it: pip install mlflow-skinny"
             ) from error
-        self._server = mlflow.get_tracking_uri()
+        server = mlflow.get_tracking_uri()
         try:
             self._client = mlflow.MlflowClient()
             experiment = self._client.get_experiment_by_name(project)
             number = experiment.experiment_id if experiment else self._client.create_experiment(project)
-            self._run = self._client.get_run(run) if run else self._client.create_run(number, run_name=name)
+            found = self._client.get_run(run) if run else self._client.create_run(number, run_name=name)
+            self.run = str(found.info.run_id)
             for key, value in {} if run else settings.items():
                 self._client.log_param(self.run, key, str(value)[:MAX_PARAM_CHARS])
         except (mlflow.MlflowException, OSError) as error:  # of a server, or of a store in files
-            why = " ".join(str(error).split())
             raise ConfigError(
-                f"MLflow refused the run: {why}; does MLFLOW_TRACKING_URI name its server, or a store that it can "
-                "write, such as sqlite:///mlflow.db?"
+                f"MLflow refused the run: {reason(error)}; does MLFLOW_TRACKING_URI name its server, or a store that "
+                "it can write, such as sqlite:///mlflow.db?"
             ) from error
-
-    @property
-    def place(self) -> str:
-        return f"{self._server}, run {self.run}"
-
-    @property
-    def run(self) -> str:
-        return str(self._run.info.run_id)
+        self.place = f"{server}, run {self.run}"
 
     def log(self, record: Mapping[str, float]) -> None:
         from mlflow.entities import Metric

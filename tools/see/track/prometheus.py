@@ -21,7 +21,7 @@ class PrometheusTracker(Collector):
 
     def __init__(self, name: str, *, host: str, port: int) -> None:
         """Serve the run `name` at `host` and `port`. Raises ConfigError if the port is taken."""
-        self._name = name
+        self.run = name
         self._newest: dict[str, float] = {}
         registry = CollectorRegistry()
         registry.register(self)
@@ -29,15 +29,8 @@ class PrometheusTracker(Collector):
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             raise ConfigError(f"cannot serve on {host}:{port}: {error}; choose another --port or --host") from error
-
-    @property
-    def place(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}/metrics"
-
-    @property
-    def run(self) -> str:
-        return self._name
+        address, bound_port = self._server.server_address[:2]
+        self.place = f"http://{address!s}:{bound_port}/metrics"
 
     def log(self, record: Mapping[str, float]) -> None:
         self._newest = self._newest | dict(record)  # replaced, not changed: the server's threads read it meanwhile
@@ -48,7 +41,7 @@ class PrometheusTracker(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, value in self._newest.items():
             gauge = GaugeMetricFamily(exported_name(name), f"{name} of the newest record", labels=["run"])
-            gauge.add_metric([self._name], value)
+            gauge.add_metric([self.run], value)
             yield gauge
 
     def close(self) -> None:

@@ -46,13 +46,8 @@ class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Tracker(Protocol):
     """Receives the records of one run."""
 
-    @property
-    def place(self) -> str:
-        """Where a person finds the run: a link, or a folder."""
-
-    @property
-    def run(self) -> str:
-        """The tracker's own name of the run, by which it is continued later."""
+    place: str  # where a person finds the run: a link, or a folder
+    run: str  # the tracker's own name of the run, by which it is continued later
 
     def log(self, record: Mapping[str, float]) -> None:
         """Send one record: `step`, `time` and finite numbers by name."""

@@ -28,14 +28,8 @@ class WandbTracker:
         # A step that a resumed learner makes again is logged again, so W&B's own counter cannot be the step.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-
-    @property
-    def place(self) -> str:
-        return str(self._run.url or self._run.dir)  # without a link where WANDB_MODE=offline
-
-    @property
-    def run(self) -> str:
-        return str(self._run.id)
+        self.place = str(self._run.url or self._run.dir)  # without a link where WANDB_MODE=offline
+        self.run = str(self._run.id)
 
     def log(self, record: Mapping[str, float]) -> None:
         self._run.log(dict(record))
