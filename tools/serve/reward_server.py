@@ -27,10 +27,6 @@ class RewardServer:
         self._border = Border(max_body_bytes=MAX_REQUEST_BYTES, secret=secret)
         self.num_scored = 0
 
-    @property
-    def has_secret(self) -> bool:
-        return self._border.secret != ""
-
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve at the URL that is yielded. Raises OSError."""

@@ -44,17 +44,17 @@ def serve_rewards(config: Config, *, folder: Path, options: RewardsOptions) -> i
             )
         server = RewardServer(Batches(scorer.values), card, vocab_size=scorer.model.vocab_size, secret=secret)
         try:
-            asyncio.run(_serve(server, folder, options, shutdown))
+            asyncio.run(_serve(server, folder, options, secret, shutdown))
         except OSError as error:
             where = f"`--host` {options.host} and `--port` {options.port}"
             raise ConfigError(f"{where} cannot be bound: {error.strerror}; choose others") from None
     return shutdown.exit_code
 
 
-async def _serve(server: RewardServer, folder: Path, options: RewardsOptions, shutdown: Shutdown) -> None:
+async def _serve(server: RewardServer, folder: Path, options: RewardsOptions, secret: str, shutdown: Shutdown) -> None:
     async with server.listening(options.host, options.port) as url:
         log.info("serving %s at %s", folder, url)
-        if not server.has_secret and not is_loopback(options.host):
+        if not secret and not is_loopback(options.host):
             log.warning(
                 "no authentication: any client that can connect may use the server; set %s or --key-file",
                 SECRET_VARIABLE,
