@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -106,17 +107,11 @@ class Waits(TorchFunctionMode):
         if isinstance(first, FakeTensor) and (name in ANSWERS or name == "tolist"):
             if on_device:
                 self.count(name.strip("_"))
-            return _ones(first.shape) if name == "tolist" else ANSWERS[name]
+            return np.ones(first.shape).tolist() if name == "tolist" else ANSWERS[name]
         found = func(*args, **(kwargs or {}))
         if on_device and isinstance(found, Tensor) and found.device.type == "cpu":
             self.count("copy to the host")
         return found
-
-
-def _ones(shape: Sequence[int]) -> Any:
-    if not shape:
-        return 1.0
-    return [_ones(shape[1:]) for _ in range(shape[0])]
 
 
 class Alive(NamedTuple):
@@ -204,7 +199,7 @@ class _Paused:
 
 
 class FakeDevice(NamedTuple):
-    """One of several ranks, its fake GPU, and what is measured there."""
+    """The first of several ranks, its fake GPU, and what is measured there."""
 
     ranks: Ranks
     memory: Memory
@@ -218,18 +213,18 @@ class FakeDevice(NamedTuple):
 
 
 @contextlib.contextmanager
-def fake_device(*, rank: int, num_ranks: int, context_ranks: int = 1) -> Iterator[FakeDevice]:
-    """Be `rank` of `num_ranks`, each on a fake GPU, within the block; the other ranks do not exist."""
+def fake_device(*, num_ranks: int, context_ranks: int) -> Iterator[FakeDevice]:
+    """Be rank 0 of `num_ranks`, each on a fake GPU, within the block; the other ranks do not exist."""
     memory, waits = Memory(), Waits()
     _order_nothing(waits)
     storage: Any = torch.UntypedStorage
     storage.resize_ = lambda self, num_bytes: memory.resize(self, num_bytes)  # a bound method would lose `self`
     ShardingPropagator._fake_mode_lock = _Paused(memory)  # type: ignore[assignment]
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
     try:
         mesh = init_device_mesh("cuda", (num_ranks,))
         context = context_of(num_ranks, context_ranks)
-        ranks = Ranks(rank=rank, num_ranks=num_ranks, device=DEVICE, mesh=mesh, context=context)
+        ranks = Ranks(rank=0, num_ranks=num_ranks, device=DEVICE, mesh=mesh, context=context)
         yield FakeDevice(ranks, memory, waits)
     finally:
         dist.destroy_process_group()

@@ -62,7 +62,7 @@ def measure_step(config: Config, *, num_ranks: int, packed: Packed | None = None
     Its micro-batches are as full as `learner.micro_batch_tokens` allows, or `packed`.
     """
     resolve_dtype(config.model, DEVICE)
-    with fake_device(rank=0, num_ranks=num_ranks, context_ranks=config.learner.context_ranks) as fake:
+    with fake_device(num_ranks=num_ranks, context_ranks=config.learner.context_ranks) as fake:
         packs = [packed or full_pack(config, fake.ranks.context)] * NUM_MICRO_BATCHES
         skeletons = _skeletons(config, fake.ranks)
         with fake.used():
