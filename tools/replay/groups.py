@@ -14,14 +14,7 @@ from slipstream.tools.terminal.table import print_rows
 COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "newest", "lag", "attempts", "used")
 
 
-def groups(
-    config: Config,
-    *,
-    state: str | None,
-    limit: int,
-    stream: str,
-    as_json: bool,
-) -> int:
+def groups(config: Config, *, state: str | None, limit: int, stream: str, as_json: bool) -> int:
     """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined."""
     client = client_of(config)
     latest = Bulletin(client, config.run.name).latest()

@@ -206,8 +206,7 @@ class World:
         return [group for group in claimed if group.teaches]
 
     def _drop(self, groups: Iterable[Group]) -> None:
-        for group in groups:
-            self._tally.num_wasted += group.num_tokens
+        self._tally.num_wasted += sum(group.num_tokens for group in groups)
 
     def _count(self, batch: Sequence[Group]) -> None:
         for group in batch:
