@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import json
 import os
 import sys
 from functools import partial
@@ -149,7 +150,7 @@ class _Help(argparse.Action):
 def _parser(name: str) -> argparse.ArgumentParser:
     """The parser of what follows the verb `name`."""
     verb = VERBS[name]
-    read = list(dict.fromkeys(setting.partition(".")[0] for setting in verb.settings))
+    read = list(dict.fromkeys(key.partition(".")[0] for key in verb.settings))
     parser = argparse.ArgumentParser(
         prog=f"slipstream {name}",
         description=summary_of(name),
@@ -188,8 +189,8 @@ def load(arguments: argparse.Namespace) -> Config:
     if verb.has_stages:
         split = resolve_name("slipstream.tools.road.road_file:split_road")
         arguments.road, arguments.settings = split(arguments.settings)
-    words = [setting for setting in arguments.settings if "=" not in setting]
-    overrides = [setting for setting in arguments.settings if "=" in setting]
+    words = [word for word in arguments.settings if "=" not in word]
+    overrides = [word for word in arguments.settings if "=" in word]
     continued = arguments.resume or arguments.replay_archive
     if continued and (words or arguments.road):
         raise ConfigError(
@@ -203,7 +204,7 @@ def load(arguments: argparse.Namespace) -> Config:
         overrides = [_root_of(found, "" if arguments.replay_archive else named.get("run.name", "")), *overrides]
     if found and arguments.replay_archive:
         run = found.path.name
-        overrides = [f"run.rerun_of={_text(run)}", f"run.name={_text(f'{run}-rerun')}", "redis.url=''", *overrides]
+        overrides = [setting("run.rerun_of", run), setting("run.name", f"{run}-rerun"), "redis.url=''", *overrides]
     if verb.has_stages and words and not is_config(words[0]) and RunDir(root, words[0]).config.is_file():
         raise ConfigError(f"`{words[0]}` is a run; `slipstream up --resume {words[0]}` continues it")
     if found:
@@ -237,7 +238,7 @@ def _of_run(words: list[str], named: dict[str, str], root: str, *, plays: bool) 
     if len(words) > 1:
         raise ConfigError(f"got {', '.join(words)}; give the name of one run, or config files and run.name=NAME")
     if "redis.url" in named and "/" not in runs[0] and not RunDir(root, runs[0]).config.is_file():
-        return [], [f"run.name={_text(runs[0])}"]
+        return [], [setting("run.name", runs[0])]
     run_dir = find_run(runs[0], root)
     first = _root_of(run_dir, named.get("run.name", ""))
     return [str(run_dir.config)], [first, *(["model.path=''"] if plays else [])]
@@ -255,7 +256,7 @@ def _root_of(run_dir: RunDir, given: str) -> str:
         raise ConfigError(
             f"{run_dir.path} is a copy of the run {recorded!r}, or was renamed; name the folder {recorded}"
         )
-    return f"run.root={_text(str(run_dir.path.parent))}"
+    return setting("run.root", run_dir.path.parent)
 
 
 def _unquoted(value: str) -> str:
@@ -266,9 +267,9 @@ def _unquoted(value: str) -> str:
     return value
 
 
-def _text(value: str) -> str:
-    """`value` as a text of YAML, which may have an apostrophe."""
-    return "'" + value.replace("'", "''") + "'"
+def setting(key: str, value: object) -> str:
+    """The setting of `key` to a text, which YAML reads as it is, whatever characters it has."""
+    return f"{key}={json.dumps(str(value), ensure_ascii=False)}"
 
 
 def _end(code: int) -> NoReturn:

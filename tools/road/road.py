@@ -18,7 +18,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
-from slipstream.tools.road.road_file import TRAINING, Stage, check_stages, read_stages, setting
+from slipstream.tools.cli.cli import setting
+from slipstream.tools.road.road_file import TRAINING, Stage, check_stages, read_stages
 from slipstream.tools.road.road_table import (
     COLUMNS,
     Done,

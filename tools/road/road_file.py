@@ -17,7 +17,6 @@ whole road is checked before its first stage starts.
 
 import contextlib
 import io
-import json
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -33,7 +32,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.tools.cli.cli import load, parsed
+from slipstream.tools.cli.cli import load, parsed, setting
 from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.run.check_input import check_collect, check_env, check_input, check_model_folder
 from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptions
@@ -221,8 +220,3 @@ def _with_path(word: str, after: str, before: Sequence[Stage]) -> str:
         raise ConfigError(f"`{word}` must name an earlier stage: {', '.join(made)}")
     is_setting = found[1] and not word.startswith("-")
     return setting(found[1][:-1], made[found[2]]) if is_setting else found[1] + made[found[2]]
-
-
-def setting(key: str, value: object) -> str:
-    """The setting of `key` to a text, which YAML reads as it is, whatever characters it has."""
-    return f"{key}={json.dumps(str(value), ensure_ascii=False)}"
