@@ -132,9 +132,7 @@ async def play_served(
 
     async def play(attempt: Attempt) -> int:
         record = EpisodeRecord(attempt=attempt)
-        sampler = Served(
-            server=server, record=record, tokenizer=tokenizer, form=form, max_tokens=config.model.max_tokens
-        )
+        sampler = Served(server=server, record=record, setup=setup, form=form)
         async with room:
             try:
                 played = await play_stretch(record, setup=setup, num_turns=config.env.max_turns, sampler=sampler)
@@ -190,9 +188,8 @@ class Served(Sampler):
 
     server: ChatServer
     record: EpisodeRecord
-    tokenizer: PreTrainedTokenizerBase
+    setup: EpisodeSetup
     form: ReplyForm
-    max_tokens: int
     answers: list[str] = field(default_factory=list)  # so far, without thoughts: a server gets none back
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
@@ -203,7 +200,7 @@ class Served(Sampler):
             raise EngineError(str(error)) from None
         if answered.is_cut:
             raise EngineError("the answer was cut off at `max_tokens` of `request`; raise it")
-        room = min(sampling.max_turn_tokens, self.max_tokens - len(tokens))
+        room = min(sampling.max_turn_tokens, self.setup.allowance.max_tokens - len(tokens))
         reply = self._completion(self._with_thought(answered), prompt=tokens, room=room)
         self.answers.append(without_thought(answered.text, prompt="", marks=self.form.thoughts).lstrip())
         return reply
@@ -220,14 +217,14 @@ class Served(Sampler):
         """The answer after the thought that the server sent apart from it, in the marks of the model's template."""
         if not answered.reasoning.strip():
             return answered.text
-        template = str(self.tokenizer.chat_template)
+        template = str(self.setup.tokenizer.chat_template)
         opening, closing = next((marks for marks in self.form.thoughts if marks[0] in template), self.form.thoughts[0])
         return f"{opening}\n{answered.reasoning.strip()}\n{closing}\n\n{answered.text}"
 
     def _completion(self, content: str, *, prompt: list[int], room: int) -> Completion:
         """The reply in tokens. Raises EngineError if the model cannot write it, or it does not fit."""
         try:
-            reply = completion_of(self.tokenizer, self.form.write(content), prompt=prompt)
+            reply = completion_of(self.setup.tokenizer, self.form.write(content), prompt=prompt)
         except ValueError as error:
             raise EngineError(f"the model's template cannot write the answer: {error}") from None
         if len(reply.tokens) > room:

@@ -187,14 +187,7 @@ class _Test:
         """What plays instead of the engine."""
         if self.server is None:
             return None
-        tokenizer = self.setup.tokenizer
-        return Served(
-            server=self.server,
-            record=record,
-            tokenizer=tokenizer,
-            form=reply_form(tokenizer),
-            max_tokens=self.config.model.max_tokens,
-        )
+        return Served(server=self.server, record=record, setup=self.setup, form=reply_form(self.setup.tokenizer))
 
     def _attempt(self, task: Task, member: int) -> Attempt:
         max_turn_tokens = self.config.sampling.max_turn_tokens
