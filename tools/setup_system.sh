@@ -3,27 +3,15 @@
 set -euo pipefail
 
 packages=()
-if ! ldconfig -p | grep -q 'libnuma\.so\.1'; then
-    packages+=(libnuma1)
-fi
-if ! command -v "${CXX:-g++}" >/dev/null; then
-    packages+=(g++)
-fi
+ldconfig -p | grep -q 'libnuma\.so\.1' || packages+=(libnuma1)
+command -v "${CXX:-g++}" >/dev/null || packages+=(g++)
 # Environments that run commands (shell, code, research, swe) need bubblewrap and the system's Python; swe and swebench
 # need git.
-if ! command -v bwrap >/dev/null; then
-    packages+=(bubblewrap)
-fi
-if [ ! -x /usr/bin/python3 ]; then
-    packages+=(python3)
-fi
-if [ ! -x /usr/bin/git ]; then
-    packages+=(git)
-fi
+command -v bwrap >/dev/null || packages+=(bubblewrap)
+[ -x /usr/bin/python3 ] || packages+=(python3)
+[ -x /usr/bin/git ] || packages+=(git)
 # The tests of a server whose clock jumps.
-if ! compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null; then
-    packages+=(libfaketime)
-fi
+compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || packages+=(libfaketime)
 if [ ${#packages[@]} = 0 ]; then
     exit 0
 fi
