@@ -23,13 +23,8 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "--")
         require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
-        if self.action_format:
-            require(
-                not isinstance(action_format(self.action_format), ToolCalls),
-                "--action-format",
-                "a format of text",
-                self.action_format,
-                "calls are read by the engine's parser only",
-            )
+        if given := self.action_format:
+            is_text = not isinstance(action_format(given), ToolCalls)
+            require(is_text, "--action-format", "a format of text", given, "calls are read by the engine's parser only")
         if self.min_mark and not self.judge:
             raise ConfigError("`--min-mark` has no effect without `--judge`; name the judge, or leave it out")

@@ -21,11 +21,8 @@ def scale(config: Config, *, to: int | None, host: str) -> int:
     with connect_or_explain(config.redis.url) as client:
         fleet = Fleet(client, config.run.name)
         fleet.run_facts()  # raises UnknownRun
-        hosts = [
-            member.host
-            for member in fleet.members()
-            if member.role == "actor" and member.state is not MemberState.DRAINING
-        ]
+        actors = [member for member in fleet.members() if member.role == "actor"]
+        hosts = [actor.host for actor in actors if actor.state is not MemberState.DRAINING]
         if host != RAY and host not in hosts:
             others = ", ".join(sorted(set(hosts))) or "none"
             raise ConfigError(

@@ -33,13 +33,8 @@ from slipstream.learner.ranks.ranks import Ranks, context_of
 
 DEVICE = torch.device("cuda", 0)
 ROOM = Path(__file__).parents[2]  # whose code is named as the place of a wait
-PRODUCTS = {
-    torch.ops.aten.mm,
-    torch.ops.aten.addmm,
-    torch.ops.aten.bmm,
-    torch.ops.aten.baddbmm,
-    torch.ops.aten._grouped_mm,
-}
+ATEN = torch.ops.aten
+PRODUCTS = {ATEN.mm, ATEN.addmm, ATEN.bmm, ATEN.baddbmm, ATEN._grouped_mm}
 # What a host reads of a tensor on a device; a GPU must have computed it. With these answers a step continues as usual.
 ANSWERS: dict[str, Any] = {"item": 1.0, "__float__": 1.0, "__int__": 1, "__bool__": False, "__index__": 1}
 
@@ -272,6 +267,6 @@ def _efficient_attention(
         bias = F.pad(bias, (0, -num_keys % MASK_ALIGNMENT))[..., :num_keys]
         bias = bias.expand(*query.shape[:3], num_keys)
     trains = any(each.requires_grad for each in (query, key, value))
-    attend = torch.ops.aten._scaled_dot_product_efficient_attention
+    attend = ATEN._scaled_dot_product_efficient_attention
     attended: Tensor = attend(query, key, value, bias, trains, 0.0, is_causal, scale=scale)[0]
     return attended

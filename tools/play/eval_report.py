@@ -53,16 +53,9 @@ def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], li
         written = [fmean(each.num_written for each in attempts) for attempts in tasks.values()]
         others = _by_task(episodes_of[first])
         gains = [_rate(tasks[index]) - _rate(others[index]) for index in tasks.keys() & others.keys()]
-        rows.append(
-            [
-                name,
-                str(len(tasks)),
-                interval(success, len(tasks)),
-                spread(invalid, digits=3),
-                spread(written, digits=1),
-                "" if name == first else spread(gains, digits=3, sign="+"),
-            ]
-        )
+        measured = [interval(success, len(tasks)), spread(invalid, digits=3), spread(written, digits=1)]
+        gained = "" if name == first else spread(gains, digits=3, sign="+")
+        rows.append([name, str(len(tasks)), *measured, gained])
     return head, rows
 
 
@@ -99,12 +92,8 @@ def _rated(values: Sequence[float]) -> dict[str, float]:
 
 
 def _passed(tasks: Mapping[int, Sequence[Played]], size: int) -> dict[str, float]:
-    return _rated(
-        [
-            pass_at(size, num_attempts=len(attempts), num_solved=sum(each.success for each in attempts))
-            for attempts in tasks.values()
-        ]
-    )
+    solved = [(len(attempts), sum(each.success for each in attempts)) for attempts in tasks.values()]
+    return _rated([pass_at(size, num_attempts=number, num_solved=good) for number, good in solved])
 
 
 def _powers(most: int) -> list[int]:

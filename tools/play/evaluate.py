@@ -138,11 +138,8 @@ class _Test:
         tasks = [Task(env=label, split="held_out", index=index) for index in range(num_tasks)]
         room = asyncio.Semaphore(self.server.client.max_concurrent if self.server else self.config.actors.max_episodes)
         work = LongWork(f"episodes of {label}", num_tasks * self.options.attempts, report=report_on_stderr)
-        played = [
-            each
-            for attempts in await asyncio.gather(*(self._attempts(task, room, work) for task in tasks))
-            for each in attempts
-        ]
+        by_task = await asyncio.gather(*(self._attempts(task, room, work) for task in tasks))
+        played = [each for attempts in by_task for each in attempts]
         if not played:
             raise ConfigError("every episode failed; see the warnings above")
         return played

@@ -74,14 +74,11 @@ def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) ->
     )
     _add_quoted(page, turn["action"], console, style="green")
     rewards = ", ".join(f"{name} {reward:.4g}" for name, reward in turn["rewards"].items())
-    page.append(
-        printable(
-            f"turn {index}: reward {rewards}; {'valid' if turn['valid_action'] else 'invalid'} action, ended by "
-            f"{turn['finish_reason']}, environment {turn['env_s']:.2f} s"
-        )
-        + "\n",
-        style="bold",
+    result = (
+        f"turn {index}: reward {rewards}; {'valid' if turn['valid_action'] else 'invalid'} action, ended by "
+        f"{turn['finish_reason']}, environment {turn['env_s']:.2f} s"
     )
+    page.append(printable(result) + "\n", style="bold")
 
 
 def _add_quoted(page: Text, words: str, console: Console, *, style: str) -> None:

@@ -79,15 +79,13 @@ def read_run(run_dir: RunDir) -> RunFiles:
         missing.append(f"{run_dir.summary} does not exist: the run has not finished")
     tally = attempt(lambda: load_tally(run_dir.tally)) if summary is None and run_dir.tally.exists() else None
     archived = attempt(lambda: _episode_time(run_dir, config))
+    evaluated = [record for record in course.evaluations if record.get("eval/num_tasks", 0) >= 1]
     return RunFiles(
         name=run_dir.path.name,
         path=run_dir.path,
         config=config,
         steps=course.steps,
-        evaluations=sorted(
-            (record for record in course.evaluations if record.get("eval/num_tasks", 0) >= 1),
-            key=lambda record: record["step"],
-        ),
+        evaluations=sorted(evaluated, key=lambda record: record["step"]),
         num_refused=course.num_refused,
         state=standing(run_dir),
         summary=summary,

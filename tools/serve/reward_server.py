@@ -38,15 +38,8 @@ class RewardServer:
             yield url
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "status": "ok",
-                "kind": self._card.kind,
-                "model": self._card.model,
-                "waiting": self._batches.num_waiting,
-                "scored": self.num_scored,
-            }
-        )
+        about = {"status": "ok", "kind": self._card.kind, "model": self._card.model}
+        return web.json_response(about | {"waiting": self._batches.num_waiting, "scored": self.num_scored})
 
     async def _model(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.msgpack.encode(self._card), content_type="application/msgpack")

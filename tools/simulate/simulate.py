@@ -20,13 +20,8 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     `config` is that of the run, with the changes to be tried.
     """
     facts = calibrate(config)
-    require(
-        not config.replay.trees,
-        "replay.trees",
-        "empty in a simulation",
-        config.replay.trees,
-        "groups are simulated with all their members at once",
-    )
+    trees, cure = config.replay.trees, "groups are simulated with all their members at once"
+    require(not trees, "replay.trees", "empty in a simulation", trees, cure)
     recorded = facts.config.replay
     require(
         config.replay.group_size == recorded.group_size or facts.useful_share == 1,

@@ -49,12 +49,9 @@ def check_options(options: Any, *rules: tuple[str, bool, str, str]) -> None:
 
 def as_arguments(options: Any) -> list[str]:
     """The arguments of the command line that `options_of` reads as `options`: those that are not the default."""
-    values = {item: getattr(options, item.name) for item in dataclasses.fields(options)}
-    return [
-        _flag(item.name) if value is True else f"{_flag(item.name)}={_text(value)}"
-        for item, value in values.items()
-        if value != item.default
-    ]
+    values = ((item, getattr(options, item.name)) for item in dataclasses.fields(options))
+    changed = {_flag(item.name): value for item, value in values if value != item.default}
+    return [flag if value is True else f"{flag}={_text(value)}" for flag, value in changed.items()]
 
 
 def _flag(name: str) -> str:
