@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from slipstream.common.config.config import Config, load_config
@@ -44,7 +43,6 @@ class RunFiles:
     """Everything that a report shows of one run."""
 
     name: str
-    path: Path
     config: Config | None
     steps: Sequence[Record]  # of optimizer steps, in order: see `Course`
     evaluations: Sequence[Record]  # those of a known number of tasks
@@ -82,7 +80,6 @@ def read_run(run_dir: RunDir) -> RunFiles:
     evaluated = [record for record in course.evaluations if record.get("eval/num_tasks", 0) >= 1]
     return RunFiles(
         name=run_dir.path.name,
-        path=run_dir.path,
         config=config,
         steps=course.steps,
         evaluations=sorted(evaluated, key=lambda record: record["step"]),

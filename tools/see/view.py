@@ -75,10 +75,8 @@ class View:
             }
         if evaluations:
             newest = evaluations[-1]
-            rows["held out"] = (
-                f"{held_out(newest)}, "
-                f"at step {newest['step']:.0f}  {sparkline([e['eval/success_sampled'] for e in evaluations])}"
-            )
+            course = sparkline([record["eval/success_sampled"] for record in evaluations])
+            rows["held out"] = f"{held_out(newest)}, at step {newest['step']:.0f}  {course}"
         rows["buffer"] = (
             f"{ledger.queued} queued, {ledger.leased} leased, "
             + (f"{ledger.judging} judging, " if ledger.judging else "")
