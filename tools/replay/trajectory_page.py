@@ -21,13 +21,11 @@ def print_page(facts: dict[str, Any]) -> None:
 
 
 def _head(facts: dict[str, Any]) -> Text:
-    """The head of the page: task, return, length, sampling and actor."""
-    page = Text()
-    sampling = facts["sampling"]
-    kept = facts["kept_tokens_mean"]
+    """The head of the page: task, return, length, sampling and actor, and its fork and parts if it has any."""
+    sampling, kept, fork = facts["sampling"], facts["kept_tokens_mean"], facts["fork"]
     among = "" if kept is None else f", each from {kept:.1f} candidates on average"
     claimed = "" if facts["step"] is None else f", claimed for step {facts['step']}"
-    for line in (
+    lines = [
         f"{facts['task']}: group {facts['group_id']}, member {facts['member']}, attempt {facts['attempt']}, "
         f"{facts['state']}{claimed}",
         f"return {facts['return']:.4g}, score {facts['score']:.4g}, {'success' if facts['success'] else 'no success'}; "
@@ -38,25 +36,13 @@ def _head(facts: dict[str, Any]) -> Text:
         f"at most {sampling['max_turn_tokens']} tokens per turn{among}",
         f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
         f"${facts['price_per_hour']:g} per hour)",
-        *_fork(facts),
-        *_parts(facts),
-    ):
-        page.append(printable(line) + "\n")
-    return page
-
-
-def _fork(facts: dict[str, Any]) -> list[str]:
-    """The turns that it has from a sibling, if it has any."""
-    fork = facts["fork"]
-    return [f"its first {fork['num_turns']} turns are those of member {fork['parent']}"] if fork else []
-
-
-def _parts(facts: dict[str, Any]) -> list[str]:
-    """What the parts of `env.rewards` measured, if there are any."""
-    if not facts["part_values"]:
-        return []
-    values = ", ".join(f"{name} {value:.4g}" for name, value in facts["part_values"].items())
-    return [f"parts of the reward, without their weights: {values}; {facts['scoring_s']:.2f} s"]
+    ]
+    if fork:
+        lines.append(f"its first {fork['num_turns']} turns are those of member {fork['parent']}")
+    if facts["part_values"]:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in facts["part_values"].items())
+        lines.append(f"parts of the reward, without their weights: {values}; {facts['scoring_s']:.2f} s")
+    return Text("".join(printable(line) + "\n" for line in lines))
 
 
 def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) -> None:
