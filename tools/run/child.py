@@ -146,14 +146,13 @@ class Child:
         return None if self._process is None else self._process.pid
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to this process only, not to its children."""
+        """Send a signal to this process only, not to its children; none if it has ended."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM if it runs."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        self.send(signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it has ended; after `timeout_s`, kill it with all its descendants."""
