@@ -44,7 +44,6 @@ from slipstream.tools.terminal.output_lines import json_line
 PROGRESS_S = 5.0
 MAX_SHOWN = 2000  # characters of a row in quarantine
 KEPT_COLUMNS = ("return", "score", "success", "group_id", "member", "run_id", "id")  # beside those of `_row`
-KEPT_TYPES = (str, int, float)
 
 
 def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> int:
@@ -226,7 +225,7 @@ def _row(conversation: Conversation, row: Row, *, source: str) -> Row:
     for index, message in enumerate(conversation.messages):
         spared = message.role == "assistant" and not conversation.is_learnt(index)
         messages.append({"role": message.role, "content": message.content, **({"loss": False} if spared else {})})
-    kept = {name: row[name] for name in KEPT_COLUMNS if isinstance(row.get(name), KEPT_TYPES)}
+    kept = {name: row[name] for name in KEPT_COLUMNS if isinstance(row.get(name), str | int | float)}
     if (label := label_of(row)) is not None:
         kept["label"] = bool(label)
     if row.get("turn_labels") is not None:

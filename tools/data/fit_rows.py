@@ -71,11 +71,10 @@ def read_samples(options: FitOptions, *, goal: "Goal") -> tuple[list[Sample], li
     left_out: Counter[str] = Counter()
     try:
         rows = _rows_to_learn(path)
-        match goal:
-            case "sft" | "prm":
-                samples = _conversations(rows, options, left_out, with_labels=goal == "prm")
-            case _:
-                samples = _pairs(rows, left_out)
+        if goal in ("sft", "prm"):
+            samples = _conversations(rows, options, left_out, with_labels=goal == "prm")
+        else:
+            samples = _pairs(rows, left_out)
     except BadRow as error:
         raise ConfigError(f"`--data` {path}, {error}") from None
     unread = Counter(name for sample in samples for side in sample.sides for name in side.unread)

@@ -132,11 +132,10 @@ def _learner_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
 def _engine_rows(config: Config, engine: EngineMemory, *, gpu_bytes: int) -> dict[str, str]:
     wanted, longest = config.actors.max_episodes, config.model.max_tokens
     at_once = engine.num_tokens // longest
+    no_room = "no room: new weights are loaded while nothing is generated"
     return {
         "weights, bfloat16": gib(engine.weights_bytes),
-        "shadow model, into which new weights are loaded": gib(engine.shadow_bytes)
-        if engine.shadow_bytes
-        else "no room: new weights are loaded while nothing is generated",
+        "shadow model, into which new weights are loaded": gib(engine.shadow_bytes) if engine.shadow_bytes else no_room,
         "reserve (estimate)": gib(ENGINE_RESERVE_BYTES),
         "KV cache": f"{gib(max(0, engine.kv_bytes))}, {engine.num_tokens} tokens of {engine.kv_token_bytes} bytes",
         f"episodes of {longest} tokens that fit": f"{at_once}; actors.max_episodes is {wanted}"

@@ -60,15 +60,14 @@ def base_model(config: Config) -> tuple[str, str]:
 def _rl_rows(run: RunFiles, config: Config) -> dict[str, str]:
     found = headline(run.steps, until=config.last_full_step)
     lag, most = _last(run.steps, "lag/mean"), _last(run.steps, "lag/max")
+    lags = MISSING if lag is None or most is None else f"{lag:.1f} optimizer steps, {most:.0f} at most"
     data = "; ".join(f"{name}: {json.dumps(_public(entry.options))}" for name, entry in config.env.entries().items())
     return {
         "environments": data,
         "optimizer steps": f"{run.steps[-1]['step']:.0f}" if run.steps else MISSING,
         "held-out success": _held_out(run.evaluations),
         "newest episodes": f"{found}, of {found.num_episodes} episodes" if found else MISSING,
-        "lag at the last step": MISSING
-        if lag is None or most is None
-        else f"{lag:.1f} optimizer steps, {most:.0f} at most",
+        "lag at the last step": lags,
         "tokens trained": f"{run.summary.cost.tokens_trained:,}" if run.summary else MISSING,
     }
 
