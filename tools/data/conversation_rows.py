@@ -205,10 +205,7 @@ def prompt_task(conversation: Conversation) -> str:
 
 
 def labelled(row: Row, conversation: Conversation) -> Conversation:
-    """The conversation with `turn_labels`: a number in [0, 1], or null, for each message of the assistant's.
-
-    Raises BadRow.
-    """
+    """The conversation with `turn_labels`: in [0, 1], or null, for each message of the assistant's. Raises BadRow."""
     given = row.get("turn_labels")
     first = conversation.learn_from
     replies = [index for index, each in enumerate(conversation.messages) if each.role == "assistant" and index >= first]

@@ -57,10 +57,7 @@ class Sample:
 
 
 def read_samples(options: FitOptions, *, goal: "Goal") -> tuple[list[Sample], list[Sample], Counter[str]]:
-    """Return the samples to train on, the samples held out, and the number of rows left out, by reason.
-
-    Raises ConfigError with the line of the first bad row.
-    """
+    """The samples to train on, those held out, and how many rows are left out, by reason. Raises ConfigError."""
     for name, goals in OF_GOALS.items():
         if goal not in goals and getattr(options, name) != getattr(FitOptions(), name):
             flag = f"--{name.replace('_', '-')}"

@@ -122,10 +122,7 @@ class _Work:
 
 
 def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, dict[str, float]]:
-    """What the journal has under the judge's name, by what was asked. The judge then has spent what the journal says.
-
-    Raises ConfigError if it is damaged.
-    """
+    """The journal's marks under the judge's name, by what was asked; sets what it has spent. Raises ConfigError."""
     known = {}
     for entry in entries_of(file, journal):
         if judge.name in entry.marks:

@@ -147,10 +147,7 @@ async def play_served(
 
 
 def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokenizerBase) -> EpisodeSetup:
-    """The setup of episodes that a server plays. Each has a `Served` of its own as its sampler, and none an engine.
-
-    Raises ConfigError as `scoring_of`.
-    """
+    """The setup of episodes that a server plays, each with its own `Served`, without an engine. Raises ConfigError."""
     return EpisodeSetup(
         run_id=config.run.name,
         actor=server.model,

@@ -84,10 +84,7 @@ class Stage:
 
 
 def split_road(settings: Sequence[str]) -> tuple[str, list[str]]:
-    """The file with stages in `settings`, empty if none has, and the settings with those of that file before them.
-
-    Raises ConfigError.
-    """
+    """The file with stages in `settings`, if one has, and the settings after those of that file. Raises ConfigError."""
     for word in settings:
         if is_config(word) and _has_stages(config_file(word)):
             return word, [*read_file(word).settings, *(other for other in settings if other != word)]
@@ -114,10 +111,7 @@ def read_file(name: str) -> RoadFile:
 
 
 def read_stages(name: str, settings: Sequence[str], shared: Config) -> list[Stage]:
-    """The base model and the stages of the file `name`; `shared` is the configuration of `settings`.
-
-    Raises ConfigError, with the stage.
-    """
+    """The base model and the stages of file `name`; `settings` give `shared`. Raises ConfigError, with the stage."""
     model = [setting("model.path", shared.model.path)] if shared.model.path else []  # it may have been an id of the Hub
     name_of_base = setting("run.name", f"{shared.run.name}-base")
     base = load(parsed(["up", *settings, *model, name_of_base, "warm_start.episodes=0"]))

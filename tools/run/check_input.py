@@ -120,10 +120,7 @@ def _check_objective(config: Config) -> None:
 
 @functools.cache  # the stages of a road often share their objective, and each process takes seconds
 def _refusal(question: str) -> str:
-    """Why the loss refuses an objective; empty if it does not.
-
-    The check runs in another process, as it imports torch, and a supervisor must not.
-    """
+    """Why the loss refuses an objective, or "": asked in another process, as a supervisor must not import torch."""
     command = [sys.executable, "-P", "-m", "slipstream.learner.probation.bounds"]
     check = subprocess.run(command, input=question, capture_output=True, text=True)
     if check.returncode not in (0, REFUSED):
