@@ -56,20 +56,19 @@ def _fit_model(config: Config, run_dir: RunDir, *, goal: "Goal", options: FitOpt
             become_torchrun(f"fit {goal}", config, run_dir, *as_arguments(options))  # host 0 prepares the run
         else:
             _check(config, run_dir)
-        examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
+        parts = _examples(config, goal, (trained, held_out), left_out, data=options.data)
         if not is_rank:
-            _prepare(config, run_dir, options, goal=goal, examples=examples)
-    return training(run_dir, lambda: _fit(config, run_dir, shutdown, goal, options, (examples, measured), left_out))
+            _prepare(config, run_dir, options, goal=goal, examples=parts[0])
+    if leads(config):
+        for reason, number in left_out.items():
+            if number:
+                log.info("%d rows are left out: %s", number, reason)
+        log.info("training on %d examples, %d are held out", *map(len, parts))
+    return training(run_dir, lambda: _fit(config, run_dir, shutdown, goal, options, parts))
 
 
 def _fit(
-    config: Config,
-    run_dir: RunDir,
-    shutdown: Shutdown,
-    goal: "Goal",
-    options: FitOptions,
-    parts: "tuple[Sequence[Example], Sequence[Example]]",
-    left_out: Counter[str],
+    config: Config, run_dir: RunDir, shutdown: Shutdown, goal: "Goal", options: FitOptions, parts: "list[list[Example]]"
 ) -> int:
     examples, measured = parts
     with shutdown.nothing_to_lose():
@@ -78,11 +77,6 @@ def _fit(
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
-    if ranks.rank == 0:
-        for reason, number in left_out.items():
-            if number:
-                log.info("%d rows are left out: %s", number, reason)
-        log.info("training on %d examples, %d are held out", len(examples), len(measured))
     try:
         check_hosts(config, run_dir, ranks=ranks)
         finished = fit(
