@@ -34,12 +34,7 @@ from slipstream.learner.model.critic import Critic, SharedTrunk, ValueHead, Valu
 from slipstream.learner.model.folder_tensors import is_of_adapter  # noqa: E402
 from slipstream.learner.model.kernel import checked_kernel, head_dim_of  # noqa: E402
 from slipstream.learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
-from slipstream.learner.model.packed_model import (  # noqa: E402
-    ModelSettings,
-    PackedModel,
-    packed_skeleton,
-    shard,
-)
+from slipstream.learner.model.packed_model import ModelSettings, PackedModel, packed_skeleton, shard  # noqa: E402
 from slipstream.learner.model.skeleton import fill, tensors_of  # noqa: E402
 from slipstream.learner.model.states import num_attending  # noqa: E402
 from slipstream.learner.publisher.published import Published  # noqa: E402
