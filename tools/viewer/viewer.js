@@ -278,11 +278,7 @@ const HUES = {
     of: (token) => advantageColour(token.advantage),
     keys: () => [-2, -1, 0, 1, 2].map((value) => [advantageColour(value), (value > 0 ? "+" : "") + value]),
   },
-  mask: {
-    needsLoss: true,
-    of: (token) => FATES[token.fate]?.[0] || "",
-    keys: () => FATES,
-  },
+  mask: { needsLoss: true, of: (token) => FATES[token.fate]?.[0] || "", keys: () => FATES },
   nothing: { of: () => "", keys: () => [] },
 };
 // What the loss made of a token: see replay/records/token_record.py.
