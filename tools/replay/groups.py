@@ -61,15 +61,8 @@ def _row(facts: dict[str, Any]) -> list[str]:
         return f"{value:.1f}" if isinstance(value, float) else str(value)
 
     return [
-        shown("group_id"),
-        shown("state"),
-        shown("changed_s"),
-        shown("task"),
-        shown("holder"),
-        shown("lease_left_s"),
+        *map(shown, ("group_id", "state", "changed_s", "task", "holder", "lease_left_s")),
         f"{facts['num_stored']} of {facts['num_members']}",
-        shown("newest_policy_version"),
-        shown("lag"),
-        shown("attempts"),
+        *map(shown, ("newest_policy_version", "lag", "attempts")),
         ", ".join(map(str, facts["uses"])),
     ]

@@ -63,7 +63,6 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
                 "env_s": turn.env_s,
             }
         )
-    provenance = trajectory.provenance
     return member_facts(trajectory) | {
         "attempt": trajectory.attempt,
         "score": trajectory.score,
@@ -75,9 +74,7 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
         "kept_tokens_mean": None if trajectory.kept is None else trajectory.kept.mean_size,
         "started_at_s": trajectory.started_at_s,
         "duration_s": trajectory.duration_s,
-        "host": provenance.host,
-        "instance_kind": provenance.instance_kind,
-        "price_per_hour": provenance.price_per_hour,
+        **msgspec.structs.asdict(trajectory.provenance),  # host, instance_kind, price_per_hour
         "turns": turns,
     }
 
