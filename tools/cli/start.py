@@ -4,7 +4,6 @@ import sys
 
 
 def main() -> int:
-    """Run the command line and return its exit code."""
     try:
         from slipstream.tools.cli.cli import main as run  # here, as it takes a second in which Ctrl-C may come
 

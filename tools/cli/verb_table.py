@@ -108,8 +108,6 @@ ARCHIVE = {
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb of the command line."""
-
     function: str  # `module:name`, imported when the verb is called: `slipstream top` must not wait seconds for torch
     settings: tuple[str, ...]  # keys, and sections, that the verb reads itself or passes on
     options: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {}  # keyword arguments of the function

@@ -113,8 +113,6 @@ def _listed(counts: Counter[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
-    """One call of `slipstream data`."""
-
     options: DataOptions
     files: DataFiles
     counts: _Counts

@@ -31,8 +31,6 @@ NOT_HERE = {"weight", "min", "max", "only_if", "success_from", "compare"}  # key
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowJudge:
-    """A judge of rows."""
-
     judge: Judge
     name: str  # that its file gives it
     key: str  # in its file

@@ -159,7 +159,6 @@ def _code_of(call: Any) -> int:
 
 
 def main() -> int:
-    """Run with the configuration in a YAML file."""
     settings, actor_hosts = sys.argv[1:]
     config = load_config(settings, [])
     config.redis.url = without_password(config.redis.url)

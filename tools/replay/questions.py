@@ -44,8 +44,6 @@ REASON: Arguments = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about a run's buffer and archive."""
-
     function: str  # `module:name` in this folder, imported when the question is asked
     summary: str
     arguments: Arguments = field(default_factory=dict)

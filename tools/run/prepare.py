@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare the run of a configuration file."""
     try:
         prepare(load_config(arguments[0], []))
     except ConfigError as error:

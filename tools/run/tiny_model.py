@@ -24,8 +24,6 @@ WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 @dataclass(kw_only=True, frozen=True)
 class TinyShape:
-    """The size of a tiny model."""
-
     hidden_size: int = 96  # width of the residual stream
     intermediate_size: int = 256  # width of the MLP
     num_layers: int = 3  # decoder layers
