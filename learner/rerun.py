@@ -180,8 +180,7 @@ class _Lead:
         self._tally_path = run_dir.tally
         self._tally = load_tally(run_dir.tally)
         self._writer = MetricsWriter(
-            jsonl=run_dir.metrics,
-            tensorboard=run_dir.tensorboard,
+            run_dir,
             resume_step=step,
             place=place_of,
             describe=describe,

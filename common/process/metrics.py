@@ -18,6 +18,7 @@ import msgspec
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.events import Events
+from slipstream.common.process.run_dir import RunDir
 
 MAX_DIGITS = 18  # of a whole number: 10**18 < 2**63
 BLOCK_BYTES = 1 << 16  # of a file that is read from its end
@@ -73,10 +74,8 @@ class MetricsWriter:
 
     def __init__(
         self,
+        run_dir: RunDir,
         *,
-        jsonl: Path,
-        tensorboard: Path,
-        samples: Path | None = None,
         resume_step: int | None = None,
         place: Callable[[str], Place | None] = lambda name: Place("", name),
         describe: Callable[[str], str] = lambda tag: "",
@@ -89,25 +88,25 @@ class MetricsWriter:
         `place` is where TensorBoard shows a metric: by default in a chart of its own; None for nowhere. Its tab
         "Scalars" shows beside a chart what `describe` says of its tag.
 
-        Raises ConfigError if `jsonl` or `samples` cannot be read. Without `samples`, TensorBoard alone gets them.
+        Raises ConfigError if `metrics.jsonl` or `samples.jsonl` cannot be read.
         """
         if resume_step is not None:
-            for path in filter(None, (jsonl, samples)):
+            for path in (run_dir.metrics, run_dir.samples):
                 _cut_after(path, resume_step)
         self._place = place
         self._describe = describe
         self._check = check
-        self._tensorboard = tensorboard
+        self._tensorboard = run_dir.tensorboard
         self._resume_step = resume_step
-        self._jsonl = jsonl.open("a", buffering=1)
-        self._samples = samples
+        self._jsonl = run_dir.metrics.open("a", buffering=1)
+        self._samples = run_dir.samples
         self._events: dict[str, Events] = {}  # by run
 
     def write(self, step: int, metrics: Metrics) -> dict[str, float]:
         """Write every mean, histogram and sample at `step` and return the means."""
         self._check()
         means = metrics.means()
-        if metrics.samples and self._samples:  # before the record: a reader that sees it finds them whole
+        if metrics.samples:  # before the record: a reader that sees it finds them whole
             with self._samples.open("ab") as file:
                 file.write(msgspec.json.Encoder().encode_lines(metrics.samples))
         # JSON has no NaN and no infinity; null keeps the line readable, and shows that there was no finite value.

@@ -130,8 +130,7 @@ def fit(
         log.info("resumed from %s", newest.name)
     writer = None
     if ranks.rank == 0:
-        step, check = fitted.progress.step, checkpoints.fence.check
-        writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step, check=check)
+        writer = MetricsWriter(run_dir, resume_step=fitted.progress.step, check=checkpoints.fence.check)
     try:
         finished = _train(
             fitted,

@@ -73,13 +73,7 @@ class RunRecord:
         """
         with fence.held():
             self._writer = MetricsWriter(
-                jsonl=run_dir.metrics,
-                tensorboard=run_dir.tensorboard,
-                samples=run_dir.samples,
-                resume_step=step,
-                place=place_of,
-                describe=describe,
-                check=fence.check,
+                run_dir, resume_step=step, place=place_of, describe=describe, check=fence.check
             )
         self.tally = tally
         self._connections = connections

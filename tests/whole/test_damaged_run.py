@@ -165,8 +165,7 @@ def resumed(finished: ARun, run_dir: RunDir) -> list[str]:
     load_tally(run_dir.tally)
     assert load_highest_version(run_dir.highest_version) in (-1, load_highest_version(finished.dir.highest_version))
     ArchiveWriter(run_dir.trajectories, "damaged", epoch=9).cut_after(learner.progress.step)
-    paths = {"jsonl": run_dir.metrics, "samples": run_dir.samples, "tensorboard": run_dir.tensorboard}
-    MetricsWriter(**paths, resume_step=learner.progress.step).close()
+    MetricsWriter(run_dir, resume_step=learner.progress.step).close()
     return [f"{learner.progress.step}", *(str(value.double().sum().item()) for value in learner.model.parameters())]
 
 

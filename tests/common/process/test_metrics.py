@@ -27,6 +27,7 @@ from slipstream.common.process.metrics import (
     newest_metrics,
     read_metrics,
 )
+from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.keys import FencedOut
 from tests.full_disk import largest_file
 from tests.whole.test_loop import points
@@ -40,8 +41,7 @@ def of(**values: float) -> Metrics:
 
 
 def writing(folder: Path, **named: Any) -> closing[MetricsWriter]:
-    paths = {"jsonl": folder / "metrics.jsonl", "tensorboard": folder / "tb", "samples": folder / "samples.jsonl"}
-    return closing(MetricsWriter(**paths, **named))
+    return closing(MetricsWriter(RunDir(folder.parent, folder.name), **named))
 
 
 def sampled(step: int, text: str) -> Metrics:
@@ -107,15 +107,14 @@ def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, valu
 
 
 def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) -> None:
-    jsonl, tensorboard = tmp_path / "metrics.jsonl", tmp_path / "tb"
-    with closing(MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)) as writer:
+    with writing(tmp_path) as writer:
         for step in range(1, 6):
             writer.write(step, of(reward=step / 8))
-    with closing(MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=3)) as writer:
+    with writing(tmp_path, resume_step=3) as writer:
         writer.write(4, of(reward=-1.0))
     expected = [(1, 0.125), (2, 0.25), (3, 0.375), (4, -1.0)]
-    assert [(line["step"], line["reward"]) for line in read_metrics(jsonl)] == expected
-    assert points(tensorboard, "reward") == expected
+    assert [(line["step"], line["reward"]) for line in read_metrics(tmp_path / "metrics.jsonl")] == expected
+    assert points(tmp_path / "tb", "reward") == expected
 
 
 def test_samples_of_steps_that_are_made_again_are_replaced_with_a_half_line_of_a_crash(tmp_path: Path) -> None:

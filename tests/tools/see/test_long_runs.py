@@ -97,7 +97,7 @@ def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPa
 
 
 def restart(of: Reading) -> None:
-    MetricsWriter(jsonl=of.dir.metrics, tensorboard=of.dir.tensorboard, resume_step=of.num_steps - 5).close()
+    MetricsWriter(of.dir, resume_step=of.num_steps - 5).close()
 
 
 def show_live(of: Reading) -> None:

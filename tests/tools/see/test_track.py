@@ -130,8 +130,7 @@ def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_a
     monkeypatch.setitem(sys.modules, "wandb", wandb := OfWandb())
 
     def sent(*steps: int, resume_step: int | None) -> list[dict[str, Any]]:
-        paths = {"jsonl": run_dir.metrics, "tensorboard": run_dir.tensorboard, "samples": run_dir.samples}
-        writer = MetricsWriter(**paths, resume_step=resume_step)
+        writer = MetricsWriter(run_dir, resume_step=resume_step)
         for step in steps:
             metrics = Metrics()
             metrics.samples = samples_of(step, time_s=time.time())
