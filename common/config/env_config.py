@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -90,9 +90,4 @@ class EnvConfig:
         """The environments by `Task.env`: those of the mixture, or the only one."""
         if not self.mixture:
             return {self.name: MixtureEntry(name=self.name, options=self.options, rewards=self.rewards)}
-        return {
-            label: MixtureEntry(
-                name=entry.name or label, options=entry.options, rewards=entry.rewards, weight=entry.weight
-            )
-            for label, entry in self.mixture.items()
-        }
+        return {label: replace(entry, name=entry.name or label) for label, entry in self.mixture.items()}
