@@ -114,18 +114,13 @@ def _jsonl(path: Path) -> Iterator[Line]:
         number = 0
         while text := file.readline(MAX_LINE_BYTES):
             number += 1
-            is_whole = text.endswith(b"\n") or len(text) < MAX_LINE_BYTES
-            while not is_whole:
-                rest = file.readline(MAX_LINE_BYTES)
-                is_whole = rest.endswith(b"\n") or len(rest) < MAX_LINE_BYTES
-                text = text[:0]
-            if text and not text.removeprefix(b"\xef\xbb\xbf").strip():
-                continue  # a blank line is no row
-            yield (
-                _line(number, text)
-                if text
-                else Line(number=number, row={}, fault=f"is longer than {MAX_LINE_BYTES} bytes")
-            )
+            rest = text
+            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                text, rest = b"", file.readline(MAX_LINE_BYTES)
+            if not text:
+                yield Line(number=number, row={}, fault=f"is longer than {MAX_LINE_BYTES} bytes")
+            elif text.removeprefix(b"\xef\xbb\xbf").strip():  # a blank line is no row
+                yield _line(number, text)
 
 
 def _json(path: Path) -> Iterator[Line]:
