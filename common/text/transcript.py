@@ -276,10 +276,7 @@ def _marks(tokenizer: PreTrainedTokenizerBase, today: datetime) -> list[_Mark]:
     ):
         try:
             mark = _mark(tokenizer, today, before, role, after, marks)
-        except (
-            TemplateError,
-            TypeError,
-        ):  # a template rejects a role with the first, and crashes on it with the second
+        except (TemplateError, TypeError):  # it rejects this role with the first, or crashes on it with the second
             continue
         if mark is not None and mark not in marks:
             marks.append(mark)
