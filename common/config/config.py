@@ -89,43 +89,43 @@ class Config:
         """Later, fewer and fewer groups are opened, and the episodes that end are those that took longest."""
         return self.learner.steps - self.replay.target_lag - 1
 
+    def require(self, is_met: bool, path: str, contract: str, cure: str) -> None:
+        """Raise ConfigError unless `is_met`: the setting at `path` must be `contract`, and `cure` says what to do."""
+        require(is_met, path, contract, value_of(self, path), cure)
+
 
 def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""
     _check_turns(config)
     _check_reward_model(config)
     num_envs = len(config.env.entries())
-    require(
+    config.require(
         not config.eval.num_tasks or config.eval.num_tasks >= num_envs,
         "eval.num_tasks",
         f"0, or >= {num_envs}, the number of environments in env.mixture",
-        config.eval.num_tasks,
         "an evaluation plays tasks of each",
     )
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
-    require(
+    config.require(
         replay.max_lag >= slowest_lag,
         "replay.max_lag",
         f">= replay.target_lag + learner.publish_every + replay.max_uses - 2 = {slowest_lag}",
-        replay.max_lag,
         "a lower value would leave out tokens that these settings allow",
     )
     kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
-    require(
+    config.require(
         kept_bytes <= MAX_TRAJECTORY_BYTES // 2,
         "sampling.top_k",
         f"at most {MAX_TRAJECTORY_BYTES // 8 // config.model.max_tokens} with model.max_tokens = "
         f"{config.model.max_tokens}",
-        config.sampling.top_k,
         "an episode records the kept set of every token",
     )
     _check_groups(config)
-    require(
+    config.require(
         learner.micro_batch_tokens >= config.model.max_tokens,
         "learner.micro_batch_tokens",
         f">= model.max_tokens = {config.model.max_tokens}",
-        learner.micro_batch_tokens,
         "the longest episode must fit into one forward pass",
     )
 
@@ -133,33 +133,29 @@ def check_sections(config: Config) -> None:
 def _check_groups(config: Config) -> None:
     """Raise ConfigError unless the objective can compare the members of a group as they are played."""
     replay = config.replay
-    require(
+    config.require(
         replay.group_size >= 2 or not config.objective.compares_siblings,
         "replay.group_size",
         f">= 2 with objective.advantage {config.objective.advantage}",
-        replay.group_size,
         "it compares the members of a group; gae and reinforce_pp do not",
     )
-    require(
+    config.require(
         replay.group_size * replay.groups_per_step >= 2 or config.objective.advantage != "reinforce_pp",
         "replay.groups_per_step",
         ">= 2 with objective.advantage reinforce_pp and replay.group_size 1",
-        replay.groups_per_step,
         "it compares an attempt with the others of its step",
     )
-    require(
+    config.require(
         not replay.trees or config.env.max_turns > 1,
         "replay.trees",
         "empty with env.max_turns 1",
-        replay.trees,
         "an attempt forks from another after a turn of it, and has a turn of its own",
     )
     late = [*config.env.comparisons(), *(["objective.reward_model"] if config.objective.reward_model else [])]
-    require(
+    config.require(
         not (replay.search and late),
         "replay.trees",
         f"empty or random:N with {', '.join(late)}",
-        replay.trees,
         "a search chooses by the returns of attempts while others have not begun, and that score comes after all",
     )
 
@@ -167,44 +163,39 @@ def _check_groups(config: Config) -> None:
 def _check_reward_model(config: Config) -> None:
     """Raise ConfigError if a part of a reward has the name of the reward that the learner adds."""
     for label, entry in config.env.entries().items():
-        require(
+        config.require(
             not config.objective.reward_model or "reward_model" not in entry.rewards,
             "objective.reward_model",
             f"empty with a part `reward_model` of {label}",
-            config.objective.reward_model,
             "the learner's score would replace that part; leave one of them out, or give the part another name",
         )
 
 
 def _check_turns(config: Config) -> None:
     """Raise ConfigError unless turns fit into the context, and their format into the rest."""
-    require(
+    config.require(
         config.sampling.max_turn_tokens < config.model.max_tokens,
         "sampling.max_turn_tokens",
         f"< model.max_tokens = {config.model.max_tokens}",
-        config.sampling.max_turn_tokens,
         "a turn must fit into the context",
     )
-    require(
+    config.require(
         config.model.context == "stop" or 4 * config.sampling.max_turn_tokens <= config.model.max_tokens,
         "sampling.max_turn_tokens",
         f"at most model.max_tokens / 4 = {config.model.max_tokens // 4} with model.context={config.model.context}",
-        config.sampling.max_turn_tokens,
         "prompts take up to three quarters of the context then",
     )
     if config.env.action_format == TOOLS:
-        require(
+        config.require(
             config.model.tool_parser != "",
             "model.tool_parser",
             "a parser of vLLM with env.action_format=tools",
-            "",
             "hermes reads the calls of Qwen2.5 and Qwen3; docs/agents.md names others",
         )
-        require(
+        config.require(
             config.warm_start.episodes == 0,
             "warm_start.episodes",
             "0 with env.action_format=tools",
-            config.warm_start.episodes,
             "an expert writes actions as text; begin with a model that calls tools",
         )
 
