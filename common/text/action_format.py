@@ -16,8 +16,6 @@ from slipstream.common.records.message import valid_text
 from slipstream.common.records.tool_call import ParsedAnswer
 
 _BLOCK = r"```\w+[ \t]*\n.*?```"  # a code block inside an action; its label distinguishes it from the closing marker
-
-
 _ACTION = "click[red]"  # what a format of the user's is tried with
 _PLACE = "{action}"  # of the action in `write` of a format in `env.formats`
 _KEYS = ("instructions", "write", "pattern")  # of a format in `env.formats`

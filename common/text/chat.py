@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from slipstream.common.process.imported import imported, is_own
@@ -266,12 +266,10 @@ def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
     marks, closed = thoughts[0] if thoughts else ("", "")
     if not mark or not (before.startswith(prompt) or thoughts or bare(before) == bare(prompt)):
         raise ValueError(_UNLIKE_ITS_PROMPT)
-    opening = before[len(prompt) :] if before.startswith(prompt) else closed
-    ends = _ends_of_reply(tokenizer, reply, today)
     return ReplyForm(
         given=marks,
-        opening=opening,
-        ends=ends,
+        opening=before[len(prompt) :] if before.startswith(prompt) else closed,
+        ends=_ends_of_reply(tokenizer, reply, today),
         thoughts=marks_of_thoughts,
         around=_around_thought(tokenizer, prompt, today),
         turns=turn_marks(tokenizer),
@@ -338,7 +336,5 @@ def _after_mark(text: str) -> str | None:
 
 def _shared(one: str, other: str) -> str:
     """The longest prefix of both."""
-    for place, (first, second) in enumerate(zip(one, other, strict=False)):
-        if first != second:
-            return one[:place]
-    return min(one, other, key=len)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(first for first, _ in same)
