@@ -155,13 +155,14 @@ def run_id() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _no_password_is_left() -> Iterator[None]:
-    """The command line leaves the password of a run in its environment, for its children: not for the next test."""
-    before = os.environ.get(PASSWORD_VARIABLE)
+def _nothing_of_a_verb_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A verb in this process leaves a run's password in its environment, and the working directory on its path."""
+    password, path, folders = os.environ.get(PASSWORD_VARIABLE), list(sys.path), str(tmp_path_factory.getbasetemp())
     yield
+    sys.path[:] = [place for place in sys.path if place in path or not place.startswith(folders)]
     os.environ.pop(PASSWORD_VARIABLE, None)
-    if before is not None:
-        os.environ[PASSWORD_VARIABLE] = before
+    if password is not None:
+        os.environ[PASSWORD_VARIABLE] = password
 
 
 @pytest.fixture
@@ -227,17 +228,10 @@ def plane(redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
 
 @pytest.fixture
 def inspected(
-    redis_client: redis.Redis,
-    redis_url: str,
-    run_id: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> "Inspected":
-    """A run for `slipstream replay`; what the command changes in this process is undone."""
+    """A run for `slipstream replay`."""
     # here, so that only a test that asks for it imports transformers
     from tests.tools.replay.inspected import Inspected
 
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
     return Inspected(redis_client, redis_url, run_id, tmp_path, capsys)

@@ -19,7 +19,6 @@ from slipstream.tools.cli.cli import load, parsed
 from slipstream.tools.cli.verb_table import called
 from slipstream.tools.run.check_input import check_env
 from tests.learner.objective.objectives import check_objective
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what loading changes in this process is undone
 
 REPOSITORY = Path(__file__).parents[1]
 TEXT = (REPOSITORY / "docs" / "openmanus.md").read_text()

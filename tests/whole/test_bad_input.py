@@ -31,7 +31,6 @@ from slipstream.tools.run.up import free_port
 from tests.full_disk import largest_file
 from tests.processes import GUESS, Run, nothing_runs
 from tests.replay.buffer.every_verb import FACTS
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import slipstream
 
 REASON = "the last one: env_failure: RuntimeError: the database is gone"

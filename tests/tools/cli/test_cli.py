@@ -5,7 +5,6 @@ import functools
 import inspect
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,6 @@ from slipstream.tools.terminal.options import as_arguments, options_of
 from tests.tools.cli.verbs import Output, slipstream
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `main` changes in this process is undone after each test."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
-
-
 OPERANDS = {
     "init env": ["mine"],
     "init agent": ["mine"],

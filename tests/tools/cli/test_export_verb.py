@@ -15,7 +15,6 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.model_card import card_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import ASCII_LOCALE, Output
 
 PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}

@@ -23,7 +23,6 @@ from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.data.row_files import write_rows
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import Output
 
 ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'

@@ -12,7 +12,6 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.data.near_duplicates import NearDuplicates
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import Output
 from tests.tools.data.published_rows import published_rows
 

@@ -7,7 +7,6 @@ import pytest
 
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.row_noise import noisy
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.test_data import Row, as_jsonl, read, talk
 
 

@@ -15,7 +15,6 @@ import yaml
 from slipstream.tools.cli.cli import main
 from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
 from tests.full_disk import largest_file
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.published_rows import published_rows
 from tests.tools.data.test_data import as_jsonl, read, talk
 from tests.tools.data.test_judge_rows import RUBRIC

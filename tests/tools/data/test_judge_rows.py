@@ -10,7 +10,6 @@ import yaml
 
 from slipstream.tools.cli.cli import main
 from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import Output
 from tests.tools.data.test_data import as_jsonl, read, talk
 

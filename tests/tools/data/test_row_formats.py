@@ -33,7 +33,6 @@ from slipstream.tools.data.fit_rows import EQUAL_SIDES, Sample, described, read_
 from tests.actors.tool_parsing import HERMES
 from tests.common.text.sentence_piece import sentence_piece
 from tests.common.text.small_tokenizer import byte_tokenizer
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import Output
 from tests.tools.data.test_data import as_jsonl
 

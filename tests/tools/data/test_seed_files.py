@@ -16,7 +16,6 @@ from slipstream.common.text.dialogue import Tokeniser
 from slipstream.envhub.catalogue import make_env
 from slipstream.tools.cli.cli import main
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.test_row_formats import Row, as_json, as_jsonl, as_parquet, read
 
 FILES: dict[str, Callable[[Path, list[Row]], Path]] = {"jsonl": as_jsonl, "json": as_json, "parquet": as_parquet}

@@ -86,11 +86,7 @@ def test_what_differs_on_a_cluster_is_a_patch_of_the_objects() -> None:
     assert merging["patches"] == [{"path": "patch.yaml", "target": {"kind": patch["kind"]}}]
 
 
-def test_the_services_of_compose_are_commands_of_ours_and_a_redis_that_evicts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # `main` changes it
-    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)  # of a run of another test in this process
+def test_the_services_of_compose_are_commands_of_ours_and_a_redis_that_evicts_nothing(tmp_path: Path) -> None:
     services = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]
     assert services.keys() == {"redis", "learner", "actors"}
     for verb in ("learner", "actors"):
@@ -238,8 +234,7 @@ def test_hosts_have_gpus_if_the_model_is_for_them() -> None:
     assert "#SBATCH --gpus-per-node=4" in written("learner.sbatch", two_hosts)
 
 
-def test_each_launch_of_the_page_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # `main` changes it
+def test_each_launch_of_the_page_works() -> None:
     text = (REPOSITORY / "docs" / "fleet.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line)[1:] for line in re.findall(r"^slipstream launch .* conf/.*$", text, re.MULTILINE)]
     assert {command[1] for command in commands} == {"slurm", "kubernetes", "skypilot"}

@@ -44,10 +44,8 @@ from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import Script, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tests.guess import WORDS, GuessEnv
-from tests.tools.cli.test_cli import own_environment
 from tests.tools.cli.verbs import Output
 
-__all__ = ["own_environment"]  # a fixture
 TOKENIZER = byte_tokenizer(CHATML)
 SHOP = ["env.name=shop", "env.max_turns=8"]
 GRID = ["env.name=grid", "env.options.game=maze", "env.options.size=5", "env.max_turns=8"]

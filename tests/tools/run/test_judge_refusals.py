@@ -13,7 +13,6 @@ from slipstream.envhub.rewards.part import actors_judge, reward_parts
 from slipstream.tools.run.doctor import print_missing
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.replay.buffer.every_verb import FACTS
-from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import Output
 
 RUBRIC = "{text: x, scale: [0, 1], criteria: {a: b}}"
