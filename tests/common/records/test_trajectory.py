@@ -22,8 +22,7 @@ from slipstream.common.records.trajectory import (
     pack_mask,
     pack_tokens,
 )
-from slipstream.replay.records.ticket import Lease
-from tests.replay.records.attempts import attempt_at, ticket, turn
+from tests.replay.records.attempts import attempt_at, lease_of, ticket, turn
 
 VOCAB_SIZE = 100
 NAN = float("nan")
@@ -37,7 +36,7 @@ def a_span(start: int, stop: int, policy_version: int) -> VersionSpan:
 FIRST, LAST_SPAN = a_turn(2, 5), a_span(7, 10, 4)
 # Ten tokens: a prompt of two, three sampled by versions 3 and 4, a prompt of two, three more sampled by version 4.
 WHOLE: Trajectory = msgspec.structs.replace(
-    attempt_at(Lease(ticket=ticket(0), fence=1, missing={0: 0, 1: 0}, partials={}, ttl_s=1.0), 0, run_id="run"),
+    attempt_at(lease_of(ticket(0)), 0, run_id="run"),
     tokens=pack_tokens([5, 6, 20, 21, 99, 7, 8, 22, 23, 0]),
     behaviour_logprobs=pack_logprobs([0, 0, -0.5, -1.5, -0.25, 0, 0, -2, 0, -0.125]),
     loss_mask=pack_mask([False, False, True, True, True, False, False, True, True, True]),

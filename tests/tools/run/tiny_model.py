@@ -14,8 +14,7 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.tokenizer import absent_ids
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.model.packed_model import ModelSettings
-from slipstream.replay.records.ticket import Lease
-from tests.replay.records.attempts import attempt_at, ticket
+from tests.replay.records.attempts import attempt_at, lease_of, ticket
 
 VOCAB_SIZE = 200
 SCALING_VOCAB_SIZE = 64
@@ -65,10 +64,9 @@ def random_sequence(length: int, *, seed: int, prompt: int = 3) -> TokenSequence
 
 
 def a_trajectory(*, tokens: bytes, behaviour_logprobs: bytes, loss_mask: bytes, branch_starts: list[int]) -> Trajectory:
-    lease = Lease(ticket=ticket(0, num_members=1), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
     arrays = {"tokens": tokens, "behaviour_logprobs": behaviour_logprobs, "loss_mask": loss_mask}
     bare = {"turns": [], "version_spans": [], "score": 0.0, "success": False}
-    return replace(attempt_at(lease, 0, run_id="run"), branch_starts=branch_starts, **arrays, **bare)
+    return replace(attempt_at(lease_of(ticket(0)), 0, run_id="run"), branch_starts=branch_starts, **arrays, **bare)
 
 
 def without_absent(model: Any, folder: Path) -> Any:

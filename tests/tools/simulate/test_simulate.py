@@ -13,7 +13,6 @@ import simpy
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_tokens
-from slipstream.replay.records.ticket import Lease
 from slipstream.tools.simulate import simulate
 from slipstream.tools.simulate.calibration import (
     Calibration,
@@ -29,7 +28,7 @@ from slipstream.tools.simulate.simulate import limit_of
 from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.simulate.simulated_engine import Host, SimulatedEngine, TokenTime
 from slipstream.tools.simulate.simulated_world import World
-from tests.replay.records.attempts import attempt_at, ticket
+from tests.replay.records.attempts import attempt_at, lease_of, ticket
 
 
 def settings(**replay: int) -> Config:
@@ -168,11 +167,8 @@ def test_members_that_share_a_prompt_cost_the_learner_what_is_their_own() -> Non
 def test_the_learner_computes_what_siblings_share_once(
     groups: list[list[list[int]]], expected: tuple[float, float]
 ) -> None:
-    lease = Lease(ticket=ticket(0), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
-    played = [
-        [msgspec.structs.replace(attempt_at(lease, 0, run_id="run"), tokens=pack_tokens(tokens)) for tokens in group]
-        for group in groups
-    ]
+    attempt = attempt_at(lease_of(ticket(0)), 0, run_id="run")
+    played = [[msgspec.structs.replace(attempt, tokens=pack_tokens(tokens)) for tokens in group] for group in groups]
     assert member_tokens(played) == pytest.approx(expected)
 
 
@@ -227,9 +223,7 @@ def test_tokens_older_than_the_cap_are_masked() -> None:
 
 def test_preempted_actors_cost_the_time_until_they_are_replaced_and_no_episode() -> None:
     """Episodes of ten turns of 1 s. Five minutes are the mean life of an actor."""
-    facts = with_episodes(
-        [PlayedTurn(num_tokens=10, env_s=0.0)] * 10, refresh_s=0.0, step_times=[StepTime(of_batch_s=0.1, rest_s=0.0)]
-    )
+    facts = with_episodes(SECOND * 10, refresh_s=0.0, step_times=[StepTime(of_batch_s=0.1, rest_s=0.0)])
     unhurt = outcome(facts, target_lag=2, num_actors=4, num_steps=300)
     preempted = outcome(facts, target_lag=2, num_actors=4, num_steps=300, preemptions_per_hour=12.0, price=1.0)
     assert unhurt.wasted_share == preempted.wasted_share == 0
@@ -262,7 +256,7 @@ def played(at_s: float, *turns: tuple[int, float], switch: int = 0) -> Trajector
     stops = list(itertools.accumulate(count for count, _ in turns))
     spans = [(0, switch, 0), (switch, stops[-1], 1)] if switch else [(0, stops[-1], 0)]
     return msgspec.structs.replace(
-        attempt_at(Lease(ticket=ticket(0), fence=1, missing={0: 0}, partials={}, ttl_s=1.0), 0, run_id="run"),
+        attempt_at(lease_of(ticket(0)), 0, run_id="run"),
         turns=[
             Turn(start=stop - count, stop=stop, generate_s=lasts, **said)
             for stop, (count, lasts) in zip(stops, turns, strict=True)
