@@ -19,10 +19,9 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held
 from slipstream.tools.cli import python_api
 from slipstream.tools.cli.python_api import TrainedRun, definitions
-from tests.processes import DEADLINE_S, GUESS, POLL_S
+from tests.processes import DEADLINE_S, GUESS, POLL_S, REPOSITORY
 from tests.tools.see.test_runs import FINAL, SUMMARY
 
-REPOSITORY = Path(__file__).parents[3]
 SCRIPT = """
 import asyncio, contextlib, io
 import slipstream

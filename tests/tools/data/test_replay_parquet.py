@@ -11,8 +11,7 @@ from tests.tools.replay.inspected import Inspected
 
 
 def test_parquet_holds_the_same_rows_as_jsonl(inspected: Inspected) -> None:
-    inspected.open(1, 2)
-    inspected.fill(heard="漢\x00\x1b[2J")
+    inspected.filled(1, 2, heard="漢\x00\x1b[2J")
     inspected.fill(members=(1,))
     inspected("export", str(inspected.root / "rows.parquet"))
     inspected("export", str(inspected.root / "rows.jsonl"))
@@ -21,8 +20,7 @@ def test_parquet_holds_the_same_rows_as_jsonl(inspected: Inspected) -> None:
 
 
 def test_lists_are_nested_and_numbers_are_numbers(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     inspected("export", str(inspected.root / "rows.parquet"))
     schema = pq.read_schema(inspected.root / "rows.parquet")
     assert schema.names == SCHEMA.names
@@ -33,8 +31,7 @@ def test_lists_are_nested_and_numbers_are_numbers(inspected: Inspected) -> None:
 
 
 def test_a_long_export_is_written_in_batches(inspected: Inspected, tmp_path: Path) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     inspected("export", str(inspected.root / "rows.jsonl"))
     row = json.loads((inspected.root / "rows.jsonl").read_text().splitlines()[0])
     write_parquet(tmp_path / "many.parquet", (row | {"member": member} for member in range(2 * BATCH_ROWS + 1)))

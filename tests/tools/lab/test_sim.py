@@ -109,7 +109,8 @@ def _compare_with(client: redis.Redis, seed: int, monkeypatch: pytest.MonkeyPatc
 def _on_a_server(client: redis.Redis, at_us: int, request: Sequence[Any]) -> Any:
     """The reply of a real server whose scripts read `clock`."""
     if request[0] == "SCRIPT LOAD":
-        _SHAS[_sha(request[1])] = client.script_load(request[1].replace(READS_CLOCK, CLOCK).replace(*FOR_LONG))
+        sha = hashlib.sha1(request[1].encode()).hexdigest()
+        _SHAS[sha] = client.script_load(request[1].replace(READS_CLOCK, CLOCK).replace(*FOR_LONG))
         return None
     if request[0] == "EVALSHA":
         if request[1] not in _SHAS:
@@ -122,10 +123,6 @@ def _on_a_server(client: redis.Redis, at_us: int, request: Sequence[Any]) -> Any
 
 
 _SHAS: dict[str, str] = {}
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha1(text.encode()).hexdigest()
 
 
 def _alike(reply: Any) -> Any:

@@ -30,10 +30,9 @@ from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import StudyStep, practice
 from slipstream.tools.lab.study.sampler import LockstepSampler, choose
 from slipstream.tools.run.prepare import prepare
-from tests.processes import GUESS
+from tests.processes import GUESS, REPOSITORY
 from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
 
-REPOSITORY = Path(__file__).parents[3]
 SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=6)
 Episode = list[tuple[list[int], Completion]]  # what each turn's prompt was, and what was sampled
 

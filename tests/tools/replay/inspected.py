@@ -39,12 +39,9 @@ class Inspected:
         self.buffer = Views(client, run_id, ReplayConfig(lease_ttl_s=600.0, max_attempts=3), vocab_size=VOCAB_SIZE)
         self.buffer.learner.acquire_epoch()
         byte_tokenizer(CHATML).save_pretrained(root / "model")
-        self.describe(Config())
-
-    def describe(self, config: Config) -> None:
-        model = {"model_path": str(self.root / "model"), "vocab_size": VOCAB_SIZE}
-        facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
-        Fleet(self.client, self.run_id).describe_run(facts)
+        model = {"model_path": str(root / "model"), "vocab_size": VOCAB_SIZE}
+        facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(Config()), **model)
+        Fleet(client, run_id).describe_run(facts)
 
     def archive(self, step: int, groups: list[Group]) -> None:
         writer = ArchiveWriter(RunDir(self.root, self.run_id).trajectories, self.run_id, epoch=1)
@@ -63,13 +60,13 @@ class Inspected:
         """The objects that it prints with `--json`."""
         return [json.loads(line) for line in self(*arguments, "--json", code=code).splitlines()]
 
-    def open(self, *group_ids: int, num_members: int = 2) -> None:
-        self.buffer.learner.open([ticket(group_id, num_members=num_members) for group_id in group_ids])
+    def open(self, *group_ids: int) -> None:
+        self.buffer.learner.open([ticket(group_id) for group_id in group_ids])
 
-    def filled(self, *group_ids: int, num_members: int = 2, **of: Any) -> int:
+    def filled(self, *group_ids: int, **of: Any) -> None:
         """Open the groups, and fill the first."""
-        self.open(*group_ids, num_members=num_members)
-        return self.fill(**of)
+        self.open(*group_ids)
+        self.fill(**of)
 
     def fill(
         self,
@@ -82,8 +79,8 @@ class Inspected:
         heard: str = "red small",
         part_values: Mapping[str, float] = {},
         duration_s: float = 0.5,
-    ) -> int:
-        """Lease the oldest queued group and store `members`, or all of them; return its id."""
+    ) -> None:
+        """Lease the oldest queued group and store `members`, or all of them."""
         lease = self.buffer.actor.lease(actor)
         assert lease is not None
         for member in lease.missing if members is None else members:
@@ -102,4 +99,3 @@ class Inspected:
             )
             trajectory = msgspec.structs.replace(trajectory, part_values=dict(part_values), duration_s=duration_s)
             assert self.buffer.actor.insert(lease, trajectory) is InsertResult.STORED
-        return lease.ticket.group_id

@@ -14,7 +14,7 @@ def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> l
 
 
 def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: Inspected) -> None:
-    inspected.filled(1, words=lambda member: f"click[{member}]", heard="漢\x1b[2J")
+    inspected.filled(1, heard="漢\x1b[2J")
     said = inspected("export", str(inspected.root / "rows.jsonl"))
     exact = "the messages of 2 give exactly the trained tokens"
     assert said == f"{inspected.root}/rows.jsonl: 2 trajectories; {exact}\n"

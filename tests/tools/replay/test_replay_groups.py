@@ -129,8 +129,7 @@ def test_who_may_only_read_can_ask_everything_that_changes_nothing(
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+ping", "+select", "+time")
         url = f"redis://reader:secret@127.0.0.1:{server.port}"
         run = Inspected(client, url, run_id, inspected.root, capsys)
-        run.open(1, 2)
-        run.fill()
+        run.filled(1, 2)
         assert len(run.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
         assert [group["group_id"] for group in run.json("groups")] == [2, 1]
         assert "turn 1" in run("show", "1", "1")

@@ -16,7 +16,7 @@ HOSTILE = "\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028[bold red]loud[/] :bomb:\nt
 
 
 def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
-    inspected.filled(1, words=lambda member: f"click[{member}]")
+    inspected.filled(1)
     said = inspected("show", "1", "1")
     lines = said.splitlines()
     assert lines[0] == "shop/train/1: group 1, member 1, attempt 0, ready"
