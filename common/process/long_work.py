@@ -18,20 +18,12 @@ def report_on_stderr(text: str) -> None:
 class LongWork:
     """Work of a known size, which reports how much is done every EVERY_S. Short work reports nothing."""
 
-    def __init__(
-        self,
-        name: str,
-        total: int,
-        *,
-        report: Callable[[str], None] = log.info,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, name: str, total: int, *, report: Callable[[str], None] = log.info) -> None:
         """`name` is what is done, such as "episodes of the expert"; `report` gets a line of text."""
         self._name = name
         self._total = total
         self._report = report
-        self._clock = clock
-        self._begun_at = self._reported_at = clock()
+        self._begun_at = self._reported_at = time.monotonic()
         self._num_done = 0
 
     def done(self) -> None:
@@ -40,7 +32,7 @@ class LongWork:
 
     def at(self, num_done: int, *, more: str = "") -> None:
         """Note that `num_done` parts are done by now; `more` is added to the line."""
-        self._num_done, now = num_done, self._clock()
+        self._num_done, now = num_done, time.monotonic()
         if now - self._reported_at < EVERY_S:
             return
         self._reported_at = now

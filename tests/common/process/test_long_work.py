@@ -1,11 +1,16 @@
 """Long work reports how far it has come; short work reports nothing."""
 
+import time
+
+import pytest
+
 from slipstream.common.process.long_work import LongWork
 
 
-def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes() -> None:
+def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     reported, now = list[str](), 0.0
-    work = LongWork("episodes", 40, report=reported.append, clock=lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    work = LongWork("episodes", 40, report=reported.append)
     for number in range(1, 41):
         now += 1.0
         work.at(number, more="loss 0.5")
@@ -17,9 +22,10 @@ def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes() -> N
     ]
 
 
-def test_work_that_takes_seconds_reports_nothing() -> None:
+def test_work_that_takes_seconds_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reported, now = list[str](), 0.0
-    work = LongWork("episodes", 3, report=reported.append, clock=lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    work = LongWork("episodes", 3, report=reported.append)
     for number in range(1, 4):
         now = 3.0 * number
         work.done()
