@@ -28,9 +28,7 @@ MAX_TEXT_CHARS = 8000  # of an episode
 class Events:
     """One event file."""
 
-    def __init__(
-        self, folder: Path, *, resume_step: int | None = None, describe: Callable[[str], str] = lambda tag: ""
-    ) -> None:
+    def __init__(self, folder: Path, *, resume_step: int | None = None, describe: Callable[[str], str]) -> None:
         """With `resume_step`, TensorBoard discards the points of later steps that an earlier writer left in `folder`.
 
         TensorBoard's tab "Scalars" shows beside a chart what `describe` says of its tag.

@@ -101,11 +101,8 @@ class Border:
         if "Origin" in request.headers and not self.is_for_pages:
             raise web.HTTPForbidden(text="requests of web pages (with an Origin header) are not accepted")
         shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if (
-            self.secret
-            and request.path != "/health"
-            and not hmac.compare_digest(shown, f"Bearer {self.secret}".encode())
-        ):
+        wanted = f"Bearer {self.secret}".encode()
+        if self.secret and request.path != "/health" and not hmac.compare_digest(shown, wanted):
             raise web.HTTPUnauthorized(text=self.why_refused)
         encoding = request.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
