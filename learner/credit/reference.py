@@ -36,7 +36,7 @@ def reference_at(
     if its files are damaged, or if the other model does not fit the policy.
     """
     if not objective.kl_coefficient or objective.teacher_url:
-        return None  # or a server has it: see `slipstream.learner.credit.teacher`
+        return None  # a server's is asked by `slipstream.learner.credit.teacher`
     if objective.reference_model:
         folder = Path(objective.reference_model)
         check_same_tokenizer("objective.reference_model", folder, model.folder)
