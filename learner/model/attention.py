@@ -342,7 +342,7 @@ def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int, wit
     bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     try:
         attended = _attended((query, key, value), PackRows(rows=rows_of(lengths)), bounds, with_sinks=with_sinks)
-        attended.sum().backward()
+        torch.autograd.backward(attended.sum())
     except (RuntimeError, TypeError) as error:  # TypeError: another version's function has other parameters
         raise CannotPack(
             f"no kernel of PyTorch {torch.__version__} computes attention with heads of {head_dim} in {dtype} on "
