@@ -184,8 +184,9 @@ def warn_of_unread_calls() -> None:
     if "tools" not in _warned:
         _warned.add("tools")
         log.warning(
-            "FAULT: an agent's requests have tools, but `model.tool_parser` is empty, so the agent gets calls as text; "
-            "set the parser of the model's family; this warning is shown once"
+            "FAULT: an agent's requests have %s, but `model.tool_parser` is empty, so the agent gets calls as text; "
+            "set the parser of the model's family; this warning is shown once",
+            "tools",
         )
 
 
