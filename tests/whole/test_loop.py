@@ -1,4 +1,4 @@
-"""The whole loop as a person starts it: `slipstream up`, on this machine, to the end."""
+"""The whole loop as a person starts it: `slipstream up`, on this machine, among files with names of ours, to the end."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.server.redis_server import start_server
 from tests.learner.lead.test_metrics_page import explained
 from tests.processes import MARK, REPOSITORY, nothing_runs
+from tests.whole.test_own_names import write_files
 
 PARTS = ["wait", "archive", "measure", "pack", "forward", "backward", "optimizer"]
 PARTS += ["publish", "evaluate", "record", "checkpoint"]
@@ -50,10 +51,13 @@ def test_up_runs_from_nothing_to_its_end_and_leaves_a_whole_account(run_id: str,
 def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any]:
     """Its summary, which agrees with all else that it leaves."""
     run_dir = RunDir(tmp_path, run_id)
+    here = tmp_path / "here"
+    write_files(here)
     said = slipstream(
         [
             "up",
-            "conf/quickstart.yaml",
+            str(REPOSITORY / "conf/quickstart.yaml"),
+            "env.rewards={patience: {part: 'tools:patience', weight: 0}}",
             f"run.name={run_id}",
             f"run.root={tmp_path}",
             f"learner.steps={length.num_steps}",
@@ -65,11 +69,14 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
             f"replay.drop_zero_variance={str(length.drops_equal).lower()}",
         ],
         mark=run_id,
+        cwd=here,
+        PYTHONPATH=".",
     )
     assert nothing_runs(run_id)
     records = list(read_metrics(run_dir.metrics))
     steps = [record for record in records if "trained/reward" in record]
     assert [record["step"] for record in steps] == list(range(1, length.num_steps + 1))
+    assert all(record["trained/value_of_patience"] == 0.25 for record in steps)
     summary: dict[str, Any] = json.loads(run_dir.summary.read_text())
 
     check_the_summary(summary, length)
@@ -82,6 +89,7 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
         audited = slipstream(
             ["replay", "audit", f"run.name={run_id}", f"redis.url={server.url}"],
             mark=run_id,
+            cwd=here,
             SLIPSTREAM_REDIS_PASSWORD=server.password,
         )
     assert "WRONG" not in audited and f"{run_id}: train" in audited
@@ -184,15 +192,15 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(point.step, point.tensor_proto.float_val[0]) for point in events.Tensors(tag)]
 
 
-def slipstream(arguments: list[str], *, mark: str, **environment: str) -> str:
-    """What `slipstream` prints with `arguments`. Fails the test with it when the exit code is not 0."""
+def slipstream(arguments: list[str], *, mark: str, cwd: Path, **environment: str) -> str:
+    """What `slipstream` prints in `cwd` with `arguments`. Fails the test with it when the exit code is not 0."""
     with subprocess.Popen(
-        [sys.executable, "-m", "slipstream.tools.cli.cli", *arguments],
+        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=REPOSITORY,
+        cwd=cwd,
         env={**os.environ, MARK: mark, **environment},
     ) as process:
         try:

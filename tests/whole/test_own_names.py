@@ -11,7 +11,14 @@ from tests.processes import DEADLINE_S, GUESS
 
 NOT_OURS = "raise RuntimeError('this is not what was meant')\n"
 FILES = {
-    "tools.py": "def search(text):\n    return text.upper()\n",
+    "tools.py": """
+def search(text):
+    return text.upper()
+
+
+def patience(episode):
+    return 0.25
+""",
     "common/__init__.py": "GREETING = 'hello'\n",
     "learner.py": NOT_OURS,
     "actors.py": NOT_OURS,
@@ -49,11 +56,16 @@ ONE_STEP += ["run.name=mine", "replay.groups_per_step=2", "replay.group_size=2",
 ONE_STEP += ["learner.steps=1", "actors.count=1", "warm_start.episodes=4"]
 
 
-@pytest.mark.parametrize("python_path", [pytest.param("", marks=pytest.mark.long), "."])
-def test_a_run_in_a_folder_with_names_of_ours_plays_with_the_users_files(tmp_path: Path, python_path: str) -> None:
+def write_files(folder: Path) -> None:
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.long  # tests/whole/test_loop.py runs in such a folder, with a reward of the user's
+@pytest.mark.parametrize("python_path", ["", "."])
+def test_a_run_in_a_folder_with_names_of_ours_plays_with_the_users_files(tmp_path: Path, python_path: str) -> None:
+    write_files(tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "up", "conf/mine.yaml", *ONE_STEP],
