@@ -1,4 +1,4 @@
-"""The whole loop as a person starts it: `slipstream up`, on this machine, among files with names of ours, to the end."""
+"""The whole loop as a person starts it: `slipstream up`, on this machine, beside files with our names, to the end."""
 
 import json
 import os
