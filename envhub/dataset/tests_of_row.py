@@ -1,5 +1,6 @@
 """Programs that a reply contains, run in the sandbox against the tests of its row."""
 
+import ast
 import json
 import secrets
 from typing import Any
@@ -117,7 +118,10 @@ def _parsed(answer: Any) -> Any:
 
 def _compiling(statements: str) -> str:
     try:
-        compile(statements, "tests", "exec")
+        parsed = ast.parse(statements, "tests")
+        compile(parsed, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"the answer {statements!r:.200} contains no Python statements: {error}") from None
+    if not parsed.body:
+        raise ValueError(f"the answer {statements!r:.200} contains no Python statements: every program would pass it")
     return statements

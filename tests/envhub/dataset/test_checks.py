@@ -110,6 +110,8 @@ def test_numbers_compare_as_numbers_and_only_punctuation_of_sentences_is_dropped
         ("code", {"fn_name": "f", "inputs": ["1"], "outputs": ["2"]}, "the answer has tests that call a function"),
         ("code", [{"input": "1", "output": "2", "testtype": "functional"}], "write such tests as Python statements"),
         ("code", "def", "the answer 'def' contains no Python statements"),
+        ("code", '""', "the answer '' contains no Python statements: every program would pass it"),
+        ("code", "# assert f(1) == 2", "contains no Python statements: every program would pass it"),
         ("code", r'[{"input": "\ud800", "output": ""}]', "an input of the answer has half a character"),
         ("code", DOUBLE * 51, "the answer must have 1 to 100 tests, has 102; remove some"),
     ],
