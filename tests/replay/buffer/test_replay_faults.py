@@ -4,6 +4,7 @@ The processes are stand-ins, whose journals have the answers to their inserts.
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.lab.soak.cast import Cast
+from slipstream.tools.run.child import Child
 from tests.proxy import Fault, Nth, Proxy
 from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.stand_ins import await_lease, books_of, make_cast, playing, server, views_of, wait_for_answers
@@ -189,13 +191,21 @@ def sweeps_away_a_lease(onlooker: Views) -> bool:
 # --- Two learners.
 
 
+def stop_without_its_file(learner: Child, steps: Path) -> None:
+    """Stop it while it does not hold its file, for which the next learner would wait forever."""
+    with steps.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        learner.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, learner.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
     tmp_path: Path, server: Server, run_id: str
 ) -> None:
     with connect(server.secret_url) as client, playing(make_cast(tmp_path, server, run_id)) as cast:
         wait_for_answers(cast, 100)
         first = cast.learner
-        first.send(signal.SIGSTOP)
+        stop_without_its_file(first, tmp_path / "cast" / "learner.jsonl")
         try:
             cast.learner = cast.stand_in("learner-2")
             cast.learner.start()
