@@ -138,4 +138,4 @@ def address_towards(host: str) -> str:
 
 def shown(url: str) -> str:
     """The URL without user and password, for messages and logs; it may be malformed."""
-    return re.sub(r"://.*@", "://***@", url)
+    return re.sub(r"^(\w+://)?.*@", r"\1***@", url)

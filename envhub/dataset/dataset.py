@@ -122,6 +122,8 @@ def make_dataset_env(
     compare = CHECKS.get(check)
     if compare:
         compare.require()
+    if answer_pattern and not compare:
+        raise ValueError(f"`env.options.answer_pattern` {answer_pattern!r} has no effect with check=none; leave it out")
     if conversation and prompt != "prompt":
         raise ValueError(f"`env.options.prompt` {prompt!r} has no effect with conversation; leave one of them out")
     function = imported("env.options.tool_function", tool_function, Callable) if tool_function else None

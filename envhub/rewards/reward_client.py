@@ -5,6 +5,7 @@ batch, so it has no shorter timeout of its own.
 """
 
 import math
+import urllib.parse
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -48,7 +49,7 @@ class RewardClient:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an address that cannot be one."""
-        if not is_server_url(self.url) or "@" in self.url:
+        if not is_server_url(self.url) or "@" in urllib.parse.urlsplit(self.url).netloc:
             raise ValueError(
                 f"the address must be like http://HOST:PORT of `slipstream serve rewards`, got {self.url!r}"
             )

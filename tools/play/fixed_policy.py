@@ -18,14 +18,18 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.tools.run.check_input import check_env, check_model_folder
+from slipstream.tools.run.model_export import finish_command
 from slipstream.tools.run.prepare import load_tokenizer
 
 
 def fixed_model_folder(config: Config) -> Path:
     """`model.path` if given, else the trained model of `run.name`. Raises ConfigError if it does not exist."""
-    folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
+    run_dir = RunDir(config.run.root, config.run.name)
+    folder = Path(config.model.path) if config.model.path else run_dir.trained_model
     if not folder.is_dir():
-        raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
+        ends = "" if config.model.path else finish_command(run_dir)
+        cure = f"`{ends}` writes it" if ends else "give `model.path`, or `run.name` of a finished run"
+        raise ConfigError(f"no model at {folder}; {cure}")
     return folder
 
 

@@ -1,10 +1,12 @@
 """`slipstream export`: a model card for a run's trained model, its upload to a hub, or the run's critic as a folder."""
 
+import shlex
 import sys
 from pathlib import Path
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError, reason
+from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.run.export_options import ExportOptions
@@ -24,9 +26,9 @@ def export(config: Config, *, options: ExportOptions) -> int:
         return 0
     folder = run_dir.trained_model
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"{folder} has no *.safetensors; a run writes its model when it ends, or name another `run.name`"
-        )
+        ends = finish_command(run_dir)
+        cure = f"`{ends}` writes it" if ends else "a run writes its model when it ends, or name another `run.name`"
+        raise ConfigError(f"{folder} has no *.safetensors; {cure}")
     with held(folder / CARD):
         if (folder / CARD).exists():
             print(f"{folder / CARD} is kept; delete it for a new one", file=sys.stderr)
@@ -34,6 +36,13 @@ def export(config: Config, *, options: ExportOptions) -> int:
             write_whole(folder / CARD, card_of(run_dir))
         print(_uploaded(run_dir, options) if options.to_hub else folder)
     return 0
+
+
+def finish_command(run_dir: RunDir) -> str:
+    """The command that ends a stopped run at its last step, and so writes its model; empty before the first."""
+    steps = [record["step"] for record in newest_metrics(run_dir.metrics) if "trained/reward" in record]
+    root = "" if run_dir.path.parent == Path("runs") else f" run.root={shlex.quote(str(run_dir.path.parent))}"
+    return f"slipstream up --resume {run_dir.path.name}{root} learner.steps={steps[-1]}" if steps else ""
 
 
 def _exported_critic(run_dir: RunDir) -> Path:

@@ -44,6 +44,7 @@ from slipstream.tools.run.child import (
 )
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import check_machine, print_missing
+from slipstream.tools.run.model_export import finish_command
 from slipstream.tools.run.server_command import ended, env_servers, server_commands
 from slipstream.tools.run.sharing import share_gpus
 from slipstream.tools.see.dashboard import redirect_to_charts
@@ -241,9 +242,8 @@ def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict
         rows["evaluate"] = f"slipstream eval {name}{root}"
         rows["exported model"] = str(run_dir.trained_model)
         return rows | {"continue": f"{resume} learner.steps=MORE"}
-    steps = [record["step"] for record in newest_metrics(run_dir.metrics) if "trained/reward" in record]
-    if steps:
-        rows["evaluate, export the model"] = f"{resume} learner.steps={steps[-1]}"
+    if ends := finish_command(run_dir):
+        rows["evaluate, export the model"] = ends
     return rows | {"continue": resume}
 
 

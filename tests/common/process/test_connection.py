@@ -103,3 +103,10 @@ def test_a_password_is_taken_out_of_every_form_of_url(url: str, without: str, mo
 def test_what_is_no_url_of_redis_is_refused_with_the_forms_there_are(url: str) -> None:
     with pytest.raises(RedisUnreachable, match=r"must be redis://host:port, rediss://"):
         connect_or_explain(url)
+
+
+@pytest.mark.parametrize("url", ["rediss//:s3cret@a:1", "redis:s3cret@a:1", "s3cret@a:1", "redis://:s3/cret@a:1"])
+def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(RedisUnreachable, match=r"\*\*\*@a:1") as refused:
+        connect(without_password(url))
+    assert "cret" not in str(refused.value)

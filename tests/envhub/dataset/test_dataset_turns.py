@@ -244,3 +244,8 @@ def test_a_malformed_conversation_is_refused_with_its_row(tmp_path: Path, messag
 def test_a_prompt_beside_a_conversation_is_refused(trip: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"`env.options.prompt` 'question' has no effect with conversation"):
         make_env("dataset", trip | {"prompt": "question"})
+
+
+def test_a_pattern_without_a_check_is_refused(trip: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"answer_pattern` '\(x\)' has no effect with check=none; leave it out"):
+        make_env("dataset", trip | {"check": "none", "answer_pattern": "(x)"})

@@ -104,7 +104,8 @@ def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused_and_a_c
     assert main(here) == 0 and (run_dir.trained_model / "README.md").read_text() == "# My own\n"
     assert "README.md is kept; delete it for a new one" in capsys.readouterr().err
     (run_dir.trained_model / "model.safetensors").unlink()
-    assert "trained_model has no *.safetensors" in refused(*here)
+    command = f"slipstream up --resume mine run.root={run_dir.path.parent} learner.steps=7"
+    assert f"trained_model has no *.safetensors; `{command}` writes it" in refused(*here)
 
 
 class Hub(HttpStandIn):

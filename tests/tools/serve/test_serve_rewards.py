@@ -327,6 +327,8 @@ def test_what_cannot_be_asked_is_refused_by_name(config: Config) -> None:
     for settings, complaint in (
         ({"part": "reward_model"}, "missing a required argument: 'url'"),
         ({"part": "reward_model", "url": "runs/x"}, "`env.rewards.x`: the address must be like http://HOST:PORT"),
+        ({"part": "reward_model", "url": "http://me:word@h:1/"}, "the address must be like http://HOST:PORT"),
+        ({"part": "reward_model", "url": "http://h:1/a@b", "deadline_s": 0}, "deadline_s must be above 0, got 0"),
         ({"part": "reward_model", "url": "http://h:1", "deadline_s": 0}, "deadline_s must be above 0, got 0"),
     ):
         with pytest.raises(ConfigError, match=re.escape(complaint)):
