@@ -164,13 +164,14 @@ def _processes(
     settings, devices, entries = str(run_dir.config), split_devices(config, visible_devices()), config.env.entries()
     charts = ["--logdir", str(run_dir.tensorboard), "--host", "127.0.0.1", "--port", str(free_port(TENSORBOARD_PORT))]
     needs_judge = judged_envs(entries) and not actors_judge(reward_parts(entries).values())
+    threads = os.environ.get("OMP_NUM_THREADS", "1")  # of the learner; each actor computes with one
 
     def child(name: str, command: list[str], *, gpus: Sequence[str] = (), **environment: str) -> Child:
         own = environment | ({VARIABLE: ",".join(gpus)} if gpus else {})
         return Child(name, command, log=run_dir.log(name), environment=own)
 
     return _Processes(
-        learner=child("learner", verb_command("learner", settings), gpus=devices.learner, OMP_NUM_THREADS="1"),
+        learner=child("learner", verb_command("learner", settings), gpus=devices.learner, OMP_NUM_THREADS=threads),
         actors=child("actors", verb_command("actors", settings, JOINS), gpus=devices.actors, OMP_NUM_THREADS="1"),
         judges=[child("judge", verb_command("serve", "judge", settings), OMP_NUM_THREADS="1")] if needs_judge else [],
         tensorboard=child(

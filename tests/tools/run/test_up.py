@@ -23,9 +23,11 @@ from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import die_with_parent
+from slipstream.learner.checkpoint.conditions import THREADS
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
+from slipstream.replay.run.archive import Archive
 from slipstream.replay.server.redis_server import Server, _socket_of, password_of
 from slipstream.tools.run.up import free_port
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
@@ -150,8 +152,10 @@ def test_a_run_that_is_ended_is_gone_on_with_to_its_end(tmp_path: Path, start: S
         everything_ends_soon(start)
 
     last = first.last_step() + 2
-    resumed = start("--resume", NAME, f"learner.steps={last}")
+    resumed = start("--resume", NAME, f"learner.steps={last}", OMP_NUM_THREADS="2")
     assert resumed.wait() == 0
+    archive = Archive(resumed.dir.trajectories, NAME)
+    assert [archive.conditions(step)[THREADS] for step in (1, last)] == ["1", "2"], "the user's own number"
     assert start.left() == []
     steps = [record["step"] for record in read_metrics(resumed.dir.metrics) if "trained/reward" in record]
     assert steps == list(range(1, last + 1))
