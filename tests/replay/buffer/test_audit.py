@@ -94,6 +94,55 @@ def test_the_audit_names_a_lost_partial(buffer: Views) -> None:
     assert buffer.audit() == [f"group 2 (leased) lost its payload {partial}"]
 
 
+# Commands as above, and how the one line begins in which a repair says what it has removed.
+REPAIRS: list[tuple[list[tuple[str | int, ...]], str]] = [
+    ([("HDEL", "group:0", "num_members")], "group 0 (ready) lacks num_members"),
+    ([("HSET", "group:0", "max_attempts", "x")], "group 0 (ready) has a malformed max_attempts"),
+    ([("HSET", "group:2", "num_members", 0)], "group 2 (queued) has 0 members"),
+    ([("HDEL", "group:2", "ticket")], "group 2 (queued) lacks its ticket"),
+    ([("HSET", "group:0", "uses", "3,x,")], "group 0 (ready) has uses that are not steps"),
+    ([("HDEL", "group:1", "fence")], "group 1 (leased) has a missing or malformed fence"),
+    ([("ZREM", "ready", 0), ("ZADD", "claimed", 1, 0)], "group 0 (claimed) is claimed for no step"),
+    ([("HSET", "group:1", "member:0", "x")], "group 1 (leased) has a malformed record of a stored member"),
+    ([("HSET", "group:1", "attempt:1", "x")], "group 1 (leased) has a malformed count of attempts"),
+    ([("HSET", "group:1", "partial:1", "x")], "group 1 (leased) has a malformed record of a partial"),
+    ([("HSET", "group:1", "num_stored", 2)], "group 1 (leased) counts 2 stored members, and lists 1"),
+    ([("ZREM", "leased", 1), ("ZADD", "ready", 9, 1)], "group 1 (ready) has 1 of 2 members"),
+    ([("HSET", "group:0", "newest_policy_version", "x")], "group 0 (ready) has a missing or malformed newest policy"),
+    ([("HSET", "group:0", "num_judgings", "x")], "group 0 (ready) has a malformed count of judgings"),
+    ([("HSET", "group:0", "is_judged", 1)], "group 0 (ready) was not judged"),
+    ([("HDEL", "group:0", "finished")], "group 0 (ready) has a missing or malformed order of finishing"),
+    ([("HSET", "group:0", "finished", 10**13)], "group 0 (ready) has a missing or malformed order of finishing"),
+    ([("DEL", "group:2"), ("SET", "group:2", "x")], "group 2 (queued) is stored in a key of another type"),
+    ([("ZADD", "queued", 1, "x")], "group x (queued) is not a group id"),
+    ([("ZADD", "queued", "inf", 2)], "group 2 (queued) was set back by an actor that could not use it"),
+    ([("DEL", "ready"), ("SET", "ready", "x")], "{base}:ready was a string instead of a zset"),
+    ([("HSET", "counters", "opened", "x")], "{base}:counters: opened was not a number"),
+    ([("HSET", "counters", "opened", 10**12)], "{base}:counters: opened was not a number"),
+    ([("HSET", "counters", "last_fence", 10**13)], "{base}:counters: last_fence was not a number"),
+    ([("HSET", "counters", "tokens:shop", "1" * 19)], "{base}:counters: tokens:shop was not a number"),
+    ([("HSET", "counters", "turns:shop", "-1")], "{base}:counters: turns:shop was not a number"),
+    ([("HSET", "counters", "duration_ms:shop", "")], "{base}:counters: duration_ms:shop was not a number"),
+    ([("HSET", "counters", "returns:shop", "inf")], "{base}:counters: returns:shop was not a number"),
+]
+
+
+@pytest.mark.parametrize(("commands", "expected"), REPAIRS)
+def test_a_repair_removes_what_is_damaged_and_nothing_else(
+    buffer: Views, commands: list[tuple[str | int, ...]], expected: str
+) -> None:
+    sound = {"tokens:s": "1" * 18, "turns:s": "0", "returns:s": "-0.5", "returns:t": "1e300", "last_fence": 10**13 - 1}
+    buffer.client.hset(f"{buffer.base}:counters", mapping=sound)
+    for verb, name, *rest in commands:
+        buffer.client.execute_command(verb, f"{buffer.base}:{name}", *rest)
+    removed = [line for line in buffer.people.repair("a person asks") if line.endswith(": removed")]
+    (line,) = [line for line in removed if "belonged to no group" not in line]
+    assert line.startswith(expected.format(base=buffer.base))
+    assert buffer.audit() == [] and buffer.ledger.balanced and buffer.ledger.repairs == 1
+    held = buffer.client.hgetall(f"{buffer.base}:counters")
+    assert {name for name in sound if name.encode() in held or name in expected} == sound.keys()
+
+
 def test_accounts_whose_names_are_not_utf_8_count_in_the_sum(buffer: Views) -> None:
     """Both names become the same text, and the books balance, or the learner would repair them for ever."""
     buffer.learner.drop([0, 1], "surplus")
