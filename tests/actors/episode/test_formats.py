@@ -145,6 +145,33 @@ def test_a_format_that_cannot_be_used_is_refused_with_its_key(given: Any, compla
             check_env(config.env)
 
 
+class Mute(Bare):
+    instructions = None  # type: ignore[assignment]
+
+
+class Deaf(Bare):
+    def parse(self, completion: str) -> ParsedAction:
+        return super().parse(completion) if completion else None  # type: ignore[return-value]
+
+
+class Doubtful(Bare):
+    def parse(self, completion: str) -> ParsedAction:
+        return ParsedAction(text=super().parse(completion).text, valid=False)
+
+
+class Dear(Bare):
+    def __init__(self, price: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [(Mute, "reads Parsed"), (Deaf, "reads Parsed"), (Doubtful, "reads .*, valid=False"), (Dear, "failed: TypeError")],
+)
+def test_a_class_that_is_no_format_is_refused(kind: type, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^`env.action_format` '{__name__}:{kind.__name__}' {complaint}"):
+        action_format(f"{__name__}:{kind.__name__}", {})
+
+
 def test_a_pattern_that_a_reply_makes_slow_fails_the_episode_and_is_not_blamed_on_the_policy() -> None:
     slow = own_format(write="a {action}", pattern=r"(?:(?:q+)+x|a )(.+)")
     with pytest.raises(EnvError, match=r"`env.action_format` failed: .*`env.formats.mine.pattern` took more than 1 s"):

@@ -220,6 +220,7 @@ def test_a_part_with_the_name_of_an_own_reward_fails_the_attempt() -> None:
         ({"format": {"min": 1, "max": 0}}, "`env.rewards.format.min` must be at most max = 0, got 1"),
         ({"format": {"only_if": "won"}}, "`env.rewards.format.only_if` must be always, success, failure, goal"),
         ({"format": {"success_from": 0}}, "`env.rewards.format.success_from` must be above 0, at most 1, got 0"),
+        ({"format": {"success_from": 1.5}}, "must be above 0, at most 1, got 1.5"),
         ({"format": {"success_from": 1, "only_if": "success"}}, "each episode needs a score"),
         ({"format": {"only_if": ["success"]}}, "`env.rewards.format.only_if` must be always, success, failure, goal"),
         ({"format": {"part": ["format"]}}, "`env.rewards.format`: a part is goal, length, format"),
