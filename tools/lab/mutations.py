@@ -34,9 +34,12 @@ SLACK_S = 60.0  # beyond twice the time without a fault
 AREAS = {
     "ledger": (
         ("replay/buffer", "replay/buffer/lua", "replay/records"),
-        ("tests/replay/buffer", "tests/replay/records"),
+        ("tests/replay/buffer", "tests/replay/records", "tests/replay/fleet"),
     ),
-    "loss": (("learner/objective", "learner/step"), ("tests/learner/objective", "tests/learner/step")),
+    "loss": (
+        ("learner/objective", "learner/step", "learner/credit"),
+        ("tests/learner/objective", "tests/learner/step", "tests/learner/credit"),
+    ),
     "packing": (("learner/batch",), ("tests/learner/batch",)),
     "checkpoint": (("learner/checkpoint",), ("tests/learner/checkpoint",)),
     "weights": (("common/transfer", "actors/weights"), ("tests/common/transfer", "tests/actors/weights")),
