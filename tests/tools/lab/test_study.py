@@ -25,6 +25,7 @@ from slipstream.learner.rerun import train_again
 from slipstream.replay.records.token_record import read_tokens
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveWriter
 from slipstream.tools.lab.study import lag as study_lag
+from slipstream.tools.lab.study.lag_arms import delay_gradients
 from slipstream.tools.lab.study.page import delay
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import StudyStep, practice
@@ -232,6 +233,18 @@ def test_a_delay_is_what_the_last_steps_are_above_those_before_the_lag() -> None
     assert delay(rising, 16) == pytest.approx(0.16)
     assert delay(rising, 256) == pytest.approx(0.8)  # the first steps are the earliest
     assert delay([0.5] * 10, 4) == 0
+
+
+def test_a_late_gradient_is_applied_after_its_delay() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer, seen = torch.optim.SGD([weight], lr=1.0), []
+    delay_gradients(optimizer, 2)
+    for gradient in (1.0, 10.0, 100.0, 1000.0):
+        weight.grad = torch.tensor([gradient])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen.append(float(weight.detach()))
+    assert seen == [0.0, 0.0, -1.0, -11.0]
 
 
 def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:

@@ -3,6 +3,7 @@
 What is published is written as the papers have it, as parts of the objective that a user could bring as well.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +29,30 @@ class Arm:
     settings: tuple[str, ...] = ()
     momentum: float = 0.9  # Adam's first beta
     min_ess: float = guard.MIN_ESS  # below it, the learning rate shrinks with the square root of the sample size
+    delay: int = 0  # optimizer steps by which each gradient is applied late, in place of a lag of the episodes
 
     def change(self, learner: Learner) -> None:
         """Change a learner that has just been loaded, and what this process decides by."""
         guard.MIN_ESS = self.min_ess
         for group in learner.optimizer.param_groups:
             group["betas"] = (self.momentum, group["betas"][1])
+        if self.delay:
+            delay_gradients(learner.optimizer, self.delay)
+
+
+def delay_gradients(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    """Apply the gradient of `num_steps` steps before, and none in the first ones."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    waiting, step = deque[list[Tensor | None]](), optimizer.step
+
+    def late_step() -> None:
+        waiting.append([parameter.grad for parameter in parameters])
+        if len(waiting) > num_steps:
+            for parameter, gradient in zip(parameters, waiting.popleft(), strict=True):
+                parameter.grad = gradient
+            step()
+
+    optimizer.step = late_step  # type: ignore[assignment, method-assign]
 
 
 ARMS = {
@@ -54,6 +73,7 @@ ARMS = {
     "tv_vcpo_linear": Arm(settings=(*_TV, "optim.schedule=linear"), min_ess=1.0),
     "tv_linear": Arm(settings=(*_TV, "optim.schedule=linear")),
     "tv_no_momentum": Arm(settings=_TV, momentum=0.0),
+    "late_16": Arm(delay=16),
     "tv_narrow": Arm(settings=(*_TV, "objective.max_total_variation=0.05")),
 }
 
