@@ -11,11 +11,10 @@ _USERS = [
         root 0 0 /root, daemon 1 1 /usr/sbin, bin 2 2 /bin, sys 3 3 /dev, sync 4 65534 /bin, games 5 60 /usr/games,
         man 6 12 /var/cache/man, lp 7 7 /var/spool/lpd, mail 8 8 /var/mail, news 9 9 /var/spool/news,
         uucp 10 10 /var/spool/uucp, proxy 13 13 /bin, www-data 33 33 /var/www, backup 34 34 /var/backups,
-        list 38 38 /var/list, irc 39 39 /run/ircd, _apt 42 65534 /nonexistent
+        list 38 38 /var/list, irc 39 39 /run/ircd, _apt 42 65534 /nonexistent, nobody 65534 65534 /nonexistent
         """
     )
 ]
-_USERS.append(["nobody", "65534", "65534", "/nonexistent"])
 _GROUPS = dict(
     pair.split()
     for pair in name_list(

@@ -14,7 +14,7 @@ INSTEAD = {
     r"as told": "as configured, as given",
     r"told": "configured, given, notified, asked",
     r"said": "declared, reported, logged",
-    r"nobody(?!\")": "no process, no one else; or name who",
+    r"nobody(?!\"| 65534)": "no process, no one else; or name who",
     r"aloud": "logged, reported",
     r"lets? in|letting in": "accept",
     r"anew": "again",
