@@ -13,7 +13,7 @@ from functools import partial
 import redis
 
 from slipstream.actors.engine.engine import Engine, EngineDied
-from slipstream.actors.engine.orders import engine_settings
+from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.host.act import EXIT_RUN_FAILED, act, make_setup
 from slipstream.actors.host.beat import RunChanged
@@ -127,9 +127,9 @@ def own_config(settings: list[str]) -> Config:
 
 def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, model_path: str) -> VllmEngine:
     """Start a vLLM engine. It serves from the first offered version on; the folder's weights have no version number."""
-    settings = engine_settings(
-        run,
-        mine.actors,
+    settings = EngineSettings(
+        model=run.model,
+        actors=mine.actors,
         model_path=model_path,
         policy_version=-1,
         seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),

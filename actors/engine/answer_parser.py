@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +12,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from slipstream.actors.engine.orders import Parse
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.message import bare
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
 from slipstream.common.text.thought import thought_marks
@@ -39,19 +39,13 @@ log = logging.getLogger(__name__)
 class AnswerParser:
     """Divides answers by the two parsers, of which one may be missing."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        tool_parser: str,
-        reasoning_parser: str,
-        template_arguments: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
         """Raises ValueError for names that vLLM does not know, and for parsers that do not fit the tokenizer."""
+        tool_parser, reasoning_parser = model.tool_parser, model.reasoning_parser
         _check("model.tool_parser", tool_parser, ToolParserManager.list_registered())
         _check("model.reasoning_parser", reasoning_parser, ReasoningParserManager.list_registered())
         self._tokenizer = tokenizer
-        self._template_arguments = dict(template_arguments)
+        self._template_arguments = model.template_arguments
         try:
             self._kind: type[Parser] = ParserManager.get_parser(
                 tool_parser_name=tool_parser or None,

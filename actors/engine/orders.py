@@ -9,8 +9,8 @@ import msgspec
 
 from slipstream.actors.engine.engine import Completion
 from slipstream.actors.weights.receive import ReceiverInfo
-from slipstream.common.config.actors_config import WHOLE_GPU, ActorsConfig
-from slipstream.common.config.config import Config
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.tool_call import ParsedAnswer
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.transfer.weights import Offer
@@ -19,42 +19,12 @@ from slipstream.common.transfer.weights import Offer
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first order: what to serve, and how."""
 
-    model_path: str
+    model: ModelConfig  # of the run
+    actors: ActorsConfig  # of this host
+    model_path: str  # on this host; that of `model` is the learner's
     policy_version: int  # of the weights in that folder
     seed: int  # must differ between actors, or they sample the same tokens
-    max_tokens: int
-    dtype: str
-    kv_cache_bytes: int  # 0: 64 MiB on a CPU; on a GPU what the weights leave of its share
-    gpu_memory_utilization: float = WHOLE_GPU  # the share of its GPU that an engine takes without kv_cache_bytes
-    max_episodes: int
-    tensor_parallel: int  # workers over which each layer is split
-    kv_policy: str  # "keep" the KV of running requests at a commit, or "recompute" it with the new weights
     receiver: ReceiverInfo
-    tool_parser: str = ""  # vLLM's name; with both empty, answers are not parsed
-    reasoning_parser: str = ""
-    template_arguments: dict[str, Any] = {}
-
-
-def engine_settings(
-    run: Config, mine: ActorsConfig, *, model_path: str, policy_version: int, seed: int, receiver: ReceiverInfo
-) -> EngineSettings:
-    """The settings of an engine, from the `run` and from `mine`, the settings of this host."""
-    return EngineSettings(
-        model_path=model_path,
-        policy_version=policy_version,
-        seed=seed,
-        max_tokens=run.model.max_tokens,
-        dtype=run.model.dtype,
-        kv_cache_bytes=mine.kv_cache_bytes,
-        gpu_memory_utilization=mine.gpu_memory_utilization,
-        max_episodes=mine.max_episodes,
-        tensor_parallel=mine.tensor_parallel,
-        kv_policy=mine.kv_policy,
-        receiver=receiver,
-        tool_parser=run.model.tool_parser,
-        reasoning_parser=run.model.reasoning_parser,
-        template_arguments=run.model.template_arguments,
-    )
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -75,14 +75,9 @@ def main(connection: Connection) -> None:
 
 def answer_parser(settings: orders.EngineSettings) -> AnswerParser | None:
     """The parser of answers, if the run has one. Raises ValueError for names that vLLM does not know."""
-    if not settings.tool_parser and not settings.reasoning_parser:
+    if not settings.model.tool_parser and not settings.model.reasoning_parser:
         return None
-    return AnswerParser(
-        load_tokenizer(settings.model_path),
-        tool_parser=settings.tool_parser,
-        reasoning_parser=settings.reasoning_parser,
-        template_arguments=settings.template_arguments,
-    )
+    return AnswerParser(load_tokenizer(settings.model_path), settings.model)
 
 
 class Server:
@@ -104,7 +99,7 @@ class Server:
         self._stop_token_ids = stop_token_ids
         self._parser = parser
         self._vocab_size = llm.model_config.get_vocab_size()
-        self._kv_policy = settings.kv_policy
+        self._kv_policy = settings.actors.kv_policy
         self._core = llm.engine_core.engine_core
         self._kv_cache = self._core.scheduler.kv_cache_manager
         self._policy_version = settings.policy_version

@@ -101,7 +101,7 @@ class VllmEngine:
         Raises ValueError if vLLM refuses the model or the sizes, EngineDied if it does not start.
         """
         self._process = process
-        self._max_tokens = settings.max_tokens
+        self._max_tokens = settings.model.max_tokens
         self._served = Served(settings.policy_version)
         self._staged_version: int | None = None
         # A safeguard: an older stage may have to end first, and each may miss its broadcast and then pull.

@@ -74,10 +74,10 @@ def _arguments(settings: EngineSettings, *, gpu_bytes: int) -> EngineArgs:
         load_format="auto" if has_weights(Path(settings.model_path)) else "dummy",  # the run's weights come at once
         trust_remote_code=False,
         seed=settings.seed,
-        dtype=_dtype(settings.dtype, on_gpu=on_gpu),
-        max_model_len=settings.max_tokens,
-        max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
-        tensor_parallel_size=settings.tensor_parallel,
+        dtype=_dtype(settings.model.dtype, on_gpu=on_gpu),
+        max_model_len=settings.model.max_tokens,
+        max_num_seqs=settings.actors.max_episodes + 1,  # and the probe of new weights
+        tensor_parallel_size=settings.actors.tensor_parallel,
         skip_tokenizer_init=True,  # tokens in, tokens out
         generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours
         logprobs_mode="processed_logprobs",  # of the distribution from which tokens are sampled
@@ -87,7 +87,7 @@ def _arguments(settings: EngineSettings, *, gpu_bytes: int) -> EngineArgs:
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
-        **(gpu_options(settings, gpu_bytes) if on_gpu else _cpu_options(settings.kv_cache_bytes)),
+        **(gpu_options(settings, gpu_bytes) if on_gpu else _cpu_options(settings.actors.kv_cache_bytes)),
     )
 
 
@@ -110,9 +110,9 @@ def gpu_options(settings: EngineSettings, gpu_bytes: int) -> dict[str, Any]:
     share without the room for a shadow model.
     """
     options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}, "async_scheduling": True}
-    if settings.kv_cache_bytes:
-        return options | {"kv_cache_memory_bytes": settings.kv_cache_bytes, "gpu_memory_utilization": 0.01}
-    share = settings.gpu_memory_utilization - shadow_room_bytes(settings, gpu_bytes) / gpu_bytes
+    if settings.actors.kv_cache_bytes:
+        return options | {"kv_cache_memory_bytes": settings.actors.kv_cache_bytes, "gpu_memory_utilization": 0.01}
+    share = settings.actors.gpu_memory_utilization - shadow_room_bytes(settings, gpu_bytes) / gpu_bytes
     return options | {"gpu_memory_utilization": share}
 
 
@@ -122,13 +122,13 @@ def shadow_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
     Also 0 for an engine without a run, whose weights never change. Raises ValueError if the folder has neither weights
     nor their shapes, or vLLM refuses its model.
     """
-    if not gpu_bytes or settings.kv_cache_bytes or not settings.receiver.redis_url:
+    if not gpu_bytes or settings.actors.kv_cache_bytes or not settings.receiver.redis_url:
         return 0
     shapes = tensor_shapes(Path(settings.model_path)).values()
-    dtype = getattr(torch, _dtype(settings.dtype, on_gpu=True))
-    weights_bytes = dtype.itemsize * sum(map(math.prod, shapes)) // settings.tensor_parallel
+    dtype = getattr(torch, _dtype(settings.model.dtype, on_gpu=True))
+    weights_bytes = dtype.itemsize * sum(map(math.prod, shapes)) // settings.actors.tensor_parallel
     return room_for_shadow(
-        share_bytes=int(settings.gpu_memory_utilization * gpu_bytes),
+        share_bytes=int(settings.actors.gpu_memory_utilization * gpu_bytes),
         weights_bytes=weights_bytes,
         episode_bytes=_episode_bytes(settings, dtype),
     )
@@ -137,11 +137,11 @@ def shadow_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
 def _episode_bytes(settings: EngineSettings, dtype: torch.dtype) -> int:
     """The keys and values of the longest episode on each GPU, if every layer attends to all of it."""
     model = EngineArgs(
-        model=settings.model_path, max_model_len=settings.max_tokens, skip_tokenizer_init=True
+        model=settings.model_path, max_model_len=settings.model.max_tokens, skip_tokenizer_init=True
     ).create_model_config()
-    num_heads = -(-model.get_total_num_kv_heads() // settings.tensor_parallel)
+    num_heads = -(-model.get_total_num_kv_heads() // settings.actors.tensor_parallel)
     width: int = num_heads * model.get_head_size() * model.get_total_num_hidden_layers()
-    return 2 * dtype.itemsize * width * settings.max_tokens
+    return 2 * dtype.itemsize * width * settings.model.max_tokens
 
 
 def engine_name() -> str:

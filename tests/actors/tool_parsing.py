@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.orders import Parse
 from slipstream.actors.engine.vllm_environment import vllm_environment
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.tool_call import ParsedAnswer
 from tests.common.text.small_tokenizer import merging_tokenizer
 
@@ -45,12 +46,8 @@ def parsing(
     with mock.patch.dict(os.environ, vllm_environment()):  # later processes of this worker shall not inherit it
         from slipstream.actors.engine.answer_parser import AnswerParser  # vLLM reads the environment when imported
 
-        parser = AnswerParser(
-            tokenizer or merging_tokenizer(HERMES),
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-            template_arguments={},
-        )
+        model = ModelConfig(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+        parser = AnswerParser(tokenizer or merging_tokenizer(HERMES), model)
 
     async def parse(text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]) -> ParsedAnswer:
         return parser.parsed(Parse(call=0, prompt=prompt, tokens=tokens, text=text, tools=tools))

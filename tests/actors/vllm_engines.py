@@ -17,6 +17,8 @@ from slipstream.actors.engine.engine import Completion, EngineDied
 from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
@@ -122,16 +124,24 @@ def server() -> Iterator[Offers]:
     server.close()
 
 
-def started(folder: Path, *, kv_policy: str, process: EngineProcess | None = None, **settings: Any) -> VllmEngine:
-    usual: dict[str, Any] = {
-        "max_tokens": MAX_TOKENS,
-        "kv_cache_bytes": 64 << 20,
-        "max_episodes": 32,
-        "tensor_parallel": 1,
-        "receiver": RECEIVER,
-    }
+def started(
+    folder: Path,
+    *,
+    process: EngineProcess | None = None,
+    receiver: ReceiverInfo = RECEIVER,
+    model: dict[str, Any] | None = None,
+    **actors: Any,
+) -> VllmEngine:
+    """An engine; `model` and `actors` are settings of these sections."""
+    of_model: dict[str, Any] = {"max_tokens": MAX_TOKENS, "dtype": "float32"}
+    of_actors: dict[str, Any] = {"kv_cache_bytes": 64 << 20, "max_episodes": 32}
     order = EngineSettings(
-        model_path=str(folder), policy_version=0, seed=11, dtype="float32", kv_policy=kv_policy, **(usual | settings)
+        model=ModelConfig(**(of_model | (model or {}))),
+        actors=ActorsConfig(**(of_actors | actors)),
+        model_path=str(folder),
+        policy_version=0,
+        seed=11,
+        receiver=receiver,
     )
     return VllmEngine(process or EngineProcess(), order)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.orders import engine_settings
+from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.episode.episode_record import Attempt
 from slipstream.actors.group.group import EpisodeSetup
@@ -71,9 +71,9 @@ def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()
         env = dataclasses.replace(config.env, action_format=action_format)
         check_env(env)
         check_template(dataclasses.replace(config, env=env), tokenizer)
-    settings = engine_settings(
-        config,
-        config.actors,
+    settings = EngineSettings(
+        model=config.model,
+        actors=config.actors,
         model_path=str(folder),
         policy_version=0,
         seed=config.run.seed,

@@ -17,7 +17,7 @@ from transformers import Qwen3Config
 
 from slipstream.actors.engine import vllm_engine, vllm_start
 from slipstream.actors.engine.engine import EngineDied
-from slipstream.actors.engine.orders import engine_settings
+from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.common.config.config import load_config
@@ -251,19 +251,21 @@ def test_a_process_that_hangs_is_killed() -> None:
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
     with pytest.raises(ValueError, match="max_model_len"):
-        started(policies.folder, kv_policy="keep", process=process, max_tokens=1 << 20)
+        started(policies.folder, kv_policy="keep", process=process, model={"max_tokens": 1 << 20})
     assert not psutil.pid_exists(process.pid)
 
 
 def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(policies: Policies) -> None:
     with pytest.raises(ValueError, match=r"`model.tool_parser` must be empty, or one of vLLM's: .*; got 'hermos'"):
-        started(policies.folder, kv_policy="keep", tool_parser="hermos")
+        started(policies.folder, kv_policy="keep", model={"tool_parser": "hermos"})
 
 
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
     config = load_config(None, ["model.dtype=bfloat16", "learner.micro_batch_tokens=400000", *settings])
     receiver = replace(RECEIVER, redis_url=redis_url)
-    order = engine_settings(config, config.actors, model_path=folder, policy_version=0, seed=0, receiver=receiver)
+    order = EngineSettings(
+        model=config.model, actors=config.actors, model_path=folder, policy_version=0, seed=0, receiver=receiver
+    )
     return vllm_start.gpu_options(order, 80 << 30)
 
 

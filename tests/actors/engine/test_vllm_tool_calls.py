@@ -73,7 +73,8 @@ def versions(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Versions
 
 @pytest.fixture(scope="module")
 def engine(versions: Versions) -> Iterator[VllmEngine]:
-    engine = started(versions.policies.folder, kv_policy="recompute", tool_parser="hermes", reasoning_parser="qwen3")
+    parsers = {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
+    engine = started(versions.policies.folder, kv_policy="recompute", model=parsers)
     yield engine
     asyncio.run(engine.close())
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -18,7 +19,8 @@ from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused
-from slipstream.common.config.model_config import LoraConfig
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.config.model_config import LoraConfig, ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
@@ -117,17 +119,17 @@ def model_settings(dtype: str, *, lora_rank: int = 0) -> ModelSettings:
     return ModelSettings(dtype=dtype, temperature=1.0, chunk_tokens=64, max_tokens=MAX_TOKENS, lora=lora)
 
 
-def engine_settings(folder: Path, dtype: str) -> EngineSettings:
+def engine_settings(
+    folder: Path, dtype: Any, *, max_tokens: int = MAX_TOKENS, policy_version: int = -1, **actors: Any
+) -> EngineSettings:
+    """Of the model in `folder`; `actors` are settings of that section."""
+    usual: dict[str, Any] = {"kv_cache_bytes": 32 << 20, "max_episodes": 8}
     return EngineSettings(
+        model=ModelConfig(dtype=dtype, max_tokens=max_tokens),
+        actors=ActorsConfig(**(usual | actors)),
         model_path=str(folder),
-        policy_version=-1,
+        policy_version=policy_version,
         seed=1,
-        max_tokens=MAX_TOKENS,
-        dtype=dtype,
-        kv_cache_bytes=32 << 20,
-        max_episodes=8,
-        tensor_parallel=1,
-        kv_policy="keep",
         receiver=ReceiverInfo(
             redis_url="redis://127.0.0.1:1",
             run_id="families",

@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -98,8 +97,9 @@ async def _run(
     options: argparse.Namespace, offers: list[Offer]
 ) -> tuple[list[tuple[list[int], Completion]], list[float], float]:
     """What the engine generated while all versions were committed, the pauses, and the seconds."""
-    settings = msgspec.structs.replace(
-        engine_settings(Path(options.model), options.dtype),
+    settings = engine_settings(
+        Path(options.model),
+        options.dtype,
         policy_version=0,
         max_tokens=1024,
         kv_cache_bytes=options.kv_bytes,

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from slipstream.common.records.trajectory import Sampling
@@ -74,8 +73,9 @@ async def _ours(options: argparse.Namespace, begun: float) -> None:
     from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
     from slipstream.tools.lab.families.measure import engine_settings
 
-    settings = msgspec.structs.replace(
-        engine_settings(Path(options.model), options.dtype),
+    settings = engine_settings(
+        Path(options.model),
+        options.dtype,
         policy_version=0,
         max_tokens=MAX_TOKENS,
         kv_cache_bytes=options.kv_bytes,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.actors.engine.orders import EngineSettings, engine_settings
+from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.config import Config
@@ -39,9 +39,9 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Connec
             transport="pull",
             timeout_s=TIMEOUT_S,
         )
-        settings = engine_settings(
-            config,
-            config.actors,
+        settings = EngineSettings(
+            model=config.model,
+            actors=config.actors,
             model_path=str(folder),
             policy_version=0,
             seed=config.run.seed,
