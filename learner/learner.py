@@ -75,6 +75,17 @@ class Learner:
         return self.checkpoint_step >= 0
 
     @property
+    def models(self) -> StepModels:
+        """What a step changes and a checkpoint contains, and the reference if the loss reads it."""
+        return StepModels(
+            policy=self.model,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            critic=self.critic,
+            reference=self.reference if self.config.objective.kl_place == "loss" else None,
+        )
+
+    @property
     def flops(self) -> Flops:
         """The cost of training this model, in floating-point operations."""
         return flops_of(self.model, device=self.ranks.device, num_ranks=self.ranks.num_ranks)
@@ -100,27 +111,25 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
             config.optim.warmup_steps,
             policy_steps,
         )
-    schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
     critic = load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks)
-    progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
     # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints, check=check)
-    newest = checkpoints.newest(ranks=ranks)
-    if newest is not None:
-        progress = checkpoint.load(newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic)
-        log.info("resumed from %s: version %d", newest.name, progress.policy_version)
-    return Learner(
+    learner = Learner(
         config=config,
         run_dir=run_dir,
         ranks=ranks,
         model=model,
         optimizer=optimizer,
-        schedule=schedule,
-        progress=progress,
+        schedule=make_schedule(optimizer, config=config.optim, num_steps=policy_steps),
+        progress=Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0),
         critic=critic,
         checkpoints=checkpoints,
-        checkpoint_step=-1 if newest is None else progress.step,
     )
+    if (newest := checkpoints.newest(ranks=ranks)) is not None:
+        learner.progress = checkpoint.load(newest, learner.models)
+        learner.checkpoint_step = learner.progress.step
+        log.info("resumed from %s: version %d", newest.name, learner.progress.policy_version)
+    return learner
 
 
 def begin(learner: Learner) -> None:
@@ -169,7 +178,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     packs = [each.pack(sequences, context=ranks.context) for each in bins]
     clock.lap("pack")
     part = StepBatch.of(sequences, packs)
-    metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
+    metrics = train_step(learner.models, part, settings=_step_settings(learner), ranks=ranks, clock=clock)
     if config.replay.archive and ranks.counts:
         record_tokens(
             learner.run_dir, batch, sequences, bins=bins, trained=metrics.tokens, before=before, rank=ranks.rank
@@ -188,16 +197,6 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         tokens_trained=before.tokens_trained + sum(trajectory.num_own_tokens for trajectory in trajectories),
     )
     return metrics
-
-
-def _step_models(learner: Learner) -> StepModels:
-    return StepModels(
-        policy=learner.model,
-        optimizer=learner.optimizer,
-        schedule=learner.schedule,
-        critic=learner.critic,
-        reference=learner.reference if learner.config.objective.kl_place == "loss" else None,
-    )
 
 
 def _step_settings(learner: Learner) -> StepSettings:
@@ -234,14 +233,7 @@ def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks
 
 def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda: None) -> None:
     """Begin to write a checkpoint in the background: see `CheckpointWriter.begin`. Every rank calls it."""
-    learner.checkpoints.begin(
-        learner.model,
-        learner.optimizer,
-        learner.schedule,
-        learner.critic,
-        progress=learner.progress,
-        once_durable=once_durable,
-    )
+    learner.checkpoints.begin(learner.models, progress=learner.progress, once_durable=once_durable)
     learner.checkpoint_step = learner.progress.step
 
 

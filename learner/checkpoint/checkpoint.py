@@ -32,13 +32,13 @@ from slipstream.common.records.versions import Resumption, VersionArray, lags
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.checkpoint.sealed_file import file_xxh3, read_sealed, write_sealed
 from slipstream.learner.checkpoint.shard_writer import ShardWriter
-from slipstream.learner.model.critic import Critic, critic_shards
+from slipstream.learner.model.critic import critic_shards
 from slipstream.learner.model.optimizer import begin_moments
-from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.model.reward_model import RewardModel, set_score
 from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.objective.return_scale import ReturnScale, scale_of
 from slipstream.learner.ranks.ranks import Ranks, refuse_together, share
+from slipstream.learner.step.step import StepModels
 from slipstream.replay.records.keys import FencedOut
 
 MANIFEST = "manifest.json"
@@ -93,17 +93,9 @@ class Snapshot:
     progress: Progress
 
 
-def take_snapshot(
-    model: PackedModel,
-    optimizer: torch.optim.AdamW,
-    schedule: LambdaLR,
-    critic: Critic | None = None,
-    *,
-    progress: Progress,
-    stager: StateDictStager | None = None,
-) -> Snapshot:
+def take_snapshot(models: StepModels, *, progress: Progress, stager: StateDictStager | None = None) -> Snapshot:
     """Copy this rank's shards to host memory; with `stager` into its own, which the next copy uses again."""
-    state = _state(model, optimizer, critic)
+    state = _state(models)
     if stager is None:
         state = {name: shard.detach().clone() for name, shard in state.items()}
     else:
@@ -113,7 +105,7 @@ def take_snapshot(
         state = staged
         if stager.pin_memory:
             torch.cuda.synchronize()
-    return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
+    return Snapshot(state=state, schedule_step=models.schedule.last_epoch, progress=progress)
 
 
 def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
@@ -189,19 +181,17 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def load(
-    path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedule: LambdaLR, critic: Critic | None = None
-) -> Progress:
-    """Restore model, optimizer, schedule, critic and random state from a checkpoint. Every rank calls it.
+def load(path: Path, models: StepModels) -> Progress:
+    """Restore `models`, with optimizers and schedules, and the random state from a checkpoint. Every rank calls it.
 
-    Raises ConfigError for a checkpoint that is damaged or of another model. The model cannot be used afterwards: some
+    Raises ConfigError for a checkpoint that is damaged or of another model. The models cannot be used afterwards: some
     tensors may have been read already.
     """
-    manifest = _read_manifest(path)
-    state = _state(model, optimizer, critic)
+    manifest, critic = _read_manifest(path), models.critic
+    state = _state(models)
     _read(path, state)
     torch.set_rng_state(state[_RNG])
-    _set_schedule(schedule, optimizer, manifest.schedule_step)
+    _set_schedule(models.schedule, models.optimizer, manifest.schedule_step)
     if critic is not None:
         _set_schedule(critic.schedule, critic.optimizer, int(state[_CRITIC_STEP]))
         critic.scale = scale_of(state[_CRITIC_SCALE])
@@ -234,15 +224,15 @@ def _read(path: Path, state: dict[str, Tensor]) -> None:
         raise ConfigError(f"cannot read the checkpoint {path}: {error}; it must be of the same model") from error
 
 
-def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
+def _state(models: StepModels) -> dict[str, Tensor]:
     """Every tensor that training changes, by name. The optimizer's hyperparameters come from the configuration.
 
     All ranks share one random state: they have the same seed, and a step uses no random numbers.
     """
     # With adapters, the model's own weights are frozen and stay in its folder.
-    trained = ((name, parameter) for name, parameter in named_shards(model) if parameter.requires_grad)
-    state = {_RNG: torch.get_rng_state()} | _parameters("model", "optimizer", trained, optimizer)
-    if critic is not None:
+    trained = ((name, parameter) for name, parameter in named_shards(models.policy) if parameter.requires_grad)
+    state = {_RNG: torch.get_rng_state()} | _parameters("model", "optimizer", trained, models.optimizer)
+    if (critic := models.critic) is not None:
         state |= {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
         state |= _parameters("critic", "critic_optimizer", critic_shards(critic), critic.optimizer)
     return state

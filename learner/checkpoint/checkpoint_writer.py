@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
-from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.process.output import sync_path
 from slipstream.learner.checkpoint.checkpoint import (
@@ -23,9 +22,8 @@ from slipstream.learner.checkpoint.checkpoint import (
     write,
 )
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.model.critic import Critic
-from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.step import StepModels
 
 log = logging.getLogger(__name__)
 
@@ -66,22 +64,13 @@ class CheckpointWriter:
             _set_aside_after(newest, fence=self.fence)
         return newest
 
-    def begin(
-        self,
-        model: PackedModel,
-        optimizer: torch.optim.AdamW,
-        schedule: LambdaLR,
-        critic: Critic | None = None,
-        *,
-        progress: Progress,
-        once_durable: Callable[[], None] = lambda: None,
-    ) -> None:
+    def begin(self, models: StepModels, *, progress: Progress, once_durable: Callable[[], None] = lambda: None) -> None:
         """Wait for the previous checkpoint, copy the state, and start writing; every rank calls it.
 
         The thread calls `once_durable` when the checkpoint would survive a power loss. Raises what `wait` raises.
         """
         self.wait()
-        snapshot = take_snapshot(model, optimizer, schedule, critic, progress=progress, stager=self._stager)
+        snapshot = take_snapshot(models, progress=progress, stager=self._stager)
         self._under_way = self._thread.submit(self._write, snapshot, once_durable)
 
     def raise_failure(self) -> None:

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
@@ -53,6 +52,7 @@ from slipstream.learner.model.reward_model import RewardModel, save_reward_model
 from slipstream.learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from slipstream.learner.objective.turn_labels import turn_slope
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
+from slipstream.learner.step.step import StepModels
 
 CALIBRATION = "calibration.json"  # of a process reward model, on the held-out rows
 
@@ -81,10 +81,12 @@ class Fit:
     config: Config
     options: FitOptions
     ranks: Ranks
-    model: PackedModel
-    optimizer: torch.optim.AdamW
-    schedule: LambdaLR
+    models: StepModels  # of which the policy is fitted, which may be a reward model
     progress: Progress
+
+    @property
+    def model(self) -> PackedModel:
+        return self.models.policy
 
     def outputs(self, packed: Packed) -> Tensor:
         """The model's output at each loss token: its log-probability, or a reward model's score after it."""
@@ -124,9 +126,7 @@ def fit(
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
     newest = checkpoints.newest(ranks=ranks)
     if newest is not None:
-        fitted.progress = checkpoint.load(
-            newest, model=fitted.model, optimizer=fitted.optimizer, schedule=fitted.schedule
-        )
+        fitted.progress = checkpoint.load(newest, fitted.models)
         log.info("resumed from %s", newest.name)
     writer = None
     if ranks.rank == 0:
@@ -167,9 +167,11 @@ def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_
         config=config,
         options=options,
         ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        schedule=make_schedule(optimizer, config=config.optim, num_steps=num_steps),
+        models=StepModels(
+            policy=model,
+            optimizer=optimizer,
+            schedule=make_schedule(optimizer, config=config.optim, num_steps=num_steps),
+        ),
         progress=Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0),
     )
 
@@ -206,7 +208,7 @@ def _train(
             _write_held_out(fitted, validation, writer, table)
         stopping = stop_requested(shutdown, fitted.ranks)
         if stopping or (step + 1) % every == 0 or step + 1 == num_steps:
-            checkpoints.begin(fitted.model, fitted.optimizer, fitted.schedule, progress=fitted.progress)
+            checkpoints.begin(fitted.models, progress=fitted.progress)
         if stopping:
             break
     return fitted.progress.step == num_steps
@@ -226,7 +228,8 @@ def _step(fitted: Fit, batch: Material) -> Metrics:
     metrics, weights, divisor = _weights(fitted, batch)
     sequences = _with_weights(batch.examples, weights)
     output_sum = _backward(fitted, sequences, divisor=divisor)
-    update = apply_gradient(fitted.optimizer, fitted.schedule, max_grad_norm=fitted.config.optim.max_grad_norm)
+    models, max_grad_norm = fitted.models, fitted.config.optim.max_grad_norm
+    update = apply_gradient(models.optimizer, models.schedule, max_grad_norm=max_grad_norm)
     num_tokens = sum(sequence.num_tokens for sequence in sequences)
     fitted.progress = msgspec.structs.replace(
         fitted.progress,

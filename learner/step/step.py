@@ -56,7 +56,7 @@ class StepModels:
     """The models of a step, with the policy's optimizer; the step changes all of them but the reference."""
 
     policy: PackedModel
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.AdamW
     schedule: LambdaLR
     critic: Critic | None = None
     reference: PackedModel | None = None  # frozen, of the loss's KL divergence; None if the loss has none

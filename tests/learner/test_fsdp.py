@@ -28,7 +28,7 @@ from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.model.weight_shards import full_tensors, whole
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.learner.step.clock import Clock
-from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
+from slipstream.learner.step.step import StepBatch, StepSettings, train_step
 from tests.learner import even_game
 from tests.learner.checkpoint.test_checkpoint import Learner, begun
 from tests.learner.even_game import load_player
@@ -134,7 +134,7 @@ def one_step(step: int, learner: Learner) -> tuple[dict[str, float], dict[str, t
     gradients = {name: parameter.grad.full_tensor() for name, parameter in trained.items()}
     learner.optimizer.zero_grad()
     metrics = train_step(
-        StepModels(policy=model, optimizer=learner.optimizer, schedule=learner.schedule),
+        learner.models,
         StepBatch.of(sequences, batches),
         settings=StepSettings(objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5),
         ranks=ranks,

@@ -38,11 +38,15 @@ class Learner:
     schedule: LambdaLR
     ranks: Ranks
 
+    @property
+    def models(self) -> StepModels:
+        return StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule)
+
     def train(self, step: int) -> StepMetrics:
         sequences = numbered([random_sequence(20, seed=10 * step + number)] for number in range(4))
         packs = micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0)
         return train_step(
-            StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule),
+            self.models,
             StepBatch.of(sequences, packs),
             settings=StepSettings(objective=ObjectiveConfig(surrogate="cispo", correction="none"), max_grad_norm=1.0),
             ranks=self.ranks,
@@ -52,7 +56,7 @@ class Learner:
         return closing(CheckpointWriter(folder, ranks=self.ranks, keep=keep))
 
     def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
-        writer.begin(self.model, self.optimizer, self.schedule, progress=progress_at(step), once_durable=once_durable)
+        writer.begin(self.models, progress=progress_at(step), once_durable=once_durable)
 
     def write(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
         """Begin a checkpoint and wait until it is durable."""
@@ -65,7 +69,7 @@ class Learner:
         return folder / f"step_{step:06d}"
 
     def load(self, path: Path) -> Progress:
-        return load(path, model=self.model, optimizer=self.optimizer, schedule=self.schedule)
+        return load(path, self.models)
 
     def state(self) -> list[torch.Tensor]:
         """Every weight, with what AdamW keeps of it."""
@@ -243,7 +247,7 @@ def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
     learner = make()
     learner.train(0)
     before = learner.weights()
-    snapshot = take_snapshot(learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=stager)
+    snapshot = take_snapshot(learner.models, progress=progress_at(1), stager=stager)
     expected = learner.train(1)
     assert not torch.equal(learner.weights()["model.norm.weight"], before["model.norm.weight"])
     assert dist.group.WORLD is not None

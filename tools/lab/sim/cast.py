@@ -218,9 +218,10 @@ class Checkpoints:
             checkpoint_writer._set_aside_after(newest, fence=self.fence)
         return newest
 
-    def begin(self, model: Model, *_: Any, progress: checkpoint.Progress, once_durable: Callable[[], None]) -> None:
+    def begin(self, models: Any, *, progress: checkpoint.Progress, once_durable: Callable[[], None]) -> None:
         self.wait()
-        snapshot = checkpoint.Snapshot(state={"steps": list(model.steps)}, schedule_step=0, progress=progress)  # type: ignore[dict-item]
+        state: Any = {"steps": list(models.policy.steps)}
+        snapshot = checkpoint.Snapshot(state=state, schedule_step=0, progress=progress)
         self._is_writing = True
 
         def write() -> None:
@@ -364,8 +365,7 @@ def _load_learner(config: Any, run_dir: RunDir, ranks: Any, *, check: Callable[[
         run_dir=run_dir,
         ranks=ranks,
         model=model,
-        optimizer=None,
-        schedule=None,
+        models=types.SimpleNamespace(policy=model),
         critic=None,
         progress=progress,
         checkpoints=writer,
