@@ -29,8 +29,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path
 from slipstream.common.records.versions import Resumption, VersionArray, lags
+from slipstream.common.transfer.model_folder import blob_of
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.checkpoint.sealed_file import file_xxh3, read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import read_sealed, write_sealed
 from slipstream.learner.checkpoint.shard_writer import ShardWriter
 from slipstream.learner.model.critic import critic_shards
 from slipstream.learner.model.optimizer import begin_moments
@@ -75,7 +76,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     num_bytes: int
-    xxh3: str  # see `file_xxh3`
+    xxh3: str  # 128 bits in hex
 
 
 class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,9 +285,8 @@ def _begin(path: Path, fence: Fence) -> None:
 
 def _finish(path: Path, snapshot: Snapshot, fence: Fence) -> None:
     # Every shard is read, which takes longer than a fence may be held.
-    files = [
-        _File(name=file.name, num_bytes=file.stat().st_size, xxh3=file_xxh3(file)) for file in sorted(path.iterdir())
-    ]
+    blobs = {file.name: blob_of(file) for file in sorted(path.iterdir())}
+    files = [_File(name=name, num_bytes=blob.num_bytes, xxh3=blob.root) for name, blob in blobs.items()]
     sync_path(path)  # the shards' directory entries must be durable before the manifest's
     manifest = _Manifest(progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files)
     with fence.held():
@@ -322,7 +322,7 @@ def _check_files(path: Path, manifest: _Manifest) -> None:
     """Raise ConfigError unless every shard matches its hash. Reads all of them."""
     for file in manifest.files:
         try:
-            is_whole = file_xxh3(path / file.name) == file.xxh3
+            is_whole = blob_of(path / file.name).root == file.xxh3
         except OSError as error:
             raise ConfigError(f"{path / file.name} cannot be read: {error}; restore it from a copy") from error
         if not is_whole:

@@ -1,6 +1,5 @@
 """Small JSON files that contain a hash of their content, so that damage is detected when they are read."""
 
-import hashlib
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,9 +42,3 @@ def read_sealed(path: Path, kind: type[S], *, schema: int, cure: str) -> S:
         return msgspec.json.decode(body, type=kind)
     except (OSError, *MALFORMED) as error:
         raise ConfigError(f"{path} is damaged: {error}; {cure}") from error
-
-
-def file_xxh3(path: Path) -> str:
-    """The 128-bit XXH3 hash of a file, in hex. Raises OSError."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()

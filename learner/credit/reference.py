@@ -13,7 +13,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path, whole_folder
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.text.tokenizer import load_tokenizer
-from slipstream.learner.checkpoint.sealed_file import file_xxh3, read_sealed, write_sealed
+from slipstream.common.transfer.model_folder import blob_of
+from slipstream.learner.checkpoint.sealed_file import read_sealed, write_sealed
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
@@ -68,7 +69,7 @@ def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     if ranks.rank == 0:
         with whole_folder(folder) as unnamed:  # one that was written before the run was resumed here has the same bits
             save_hf(model, unnamed, ranks=ranks)
-            written = _Files(xxh3={path.name: file_xxh3(path) for path in unnamed.iterdir()})
+            written = _Files(xxh3={path.name: blob_of(path).root for path in unnamed.iterdir()})
             write_sealed(unnamed / HASHES, written, schema=1)
             for path in (*unnamed.iterdir(), unnamed):
                 sync_path(path)
@@ -82,7 +83,7 @@ def _check_whole(folder: Path) -> None:
     """Raise ConfigError unless every file matches its hash: else the divergence would be from another policy."""
     files = read_sealed(folder / HASHES, _Files, schema=1, cure="restore the reference from a copy").xxh3
     try:
-        damaged = [name for name, xxh3 in files.items() if file_xxh3(folder / name) != xxh3]
+        damaged = [name for name, xxh3 in files.items() if blob_of(folder / name).root != xxh3]
     except OSError as error:
         raise ConfigError(f"the reference in {folder} is damaged: {error}; restore it from a copy") from error
     if damaged:
