@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from slipstream.common.config.config import Config
@@ -49,13 +49,13 @@ def difference(ours: Path, theirs: Path) -> str:
 
     Raises OSError for a folder without weights.
     """
-    our_files, their_files = _files_by_tensor(ours), _files_by_tensor(theirs)
-    names = sorted(our_files.keys() | their_files.keys())
+    our_tensors, their_tensors = _tensors(ours), _tensors(theirs)
+    names = sorted(our_tensors.keys() | their_tensors.keys())
     different = {}
     for name in names:
-        if name not in our_files or name not in their_files:
+        if name not in our_tensors or name not in their_tensors:
             different[name] = "which only one of the two has"
-        elif how := _how_different(_read(our_files[name], name), _read(their_files[name], name)):
+        elif how := _how_different(our_tensors[name], their_tensors[name]):
             different[name] = how
     if not different:
         return ""
@@ -73,17 +73,11 @@ def _how_different(ours: Tensor, theirs: Tensor) -> str:
     return f"by up to {float((ours.double() - theirs.double()).abs().max()):.3g}"
 
 
-def _files_by_tensor(folder: Path) -> dict[str, Path]:
-    files: dict[str, Path] = {}
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """The model's tensors by name, mapped into memory and read when they are compared."""
+    tensors = dict[str, Tensor]()
     for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            files |= dict.fromkeys(file.keys(), path)
-    if not files:
+        tensors |= load_file(path)
+    if not tensors:
         raise FileNotFoundError(f"{folder} contains no .safetensors files")
-    return files
-
-
-def _read(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor
+    return tensors
