@@ -27,13 +27,14 @@ from slipstream.learner.ranks.ranks import Ranks
 class ValueHead(nn.Module):
     """One number from a hidden state, in float32; 0 for every state at first."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, *shape: int) -> None:
+        """`shape` is that of the weights: the hidden size, after a 1 in a folder of transformers."""
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.weight = nn.Parameter(torch.zeros(*shape))
 
     def forward(self, hidden: Float[Tensor, "loss_tokens hidden"]) -> Float[Tensor, " loss_tokens"]:
         """The value of each state: (1, 2) under weights (3, 0.5) is 4."""
-        return hidden.float() @ self.weight.float()
+        return hidden.float() @ self.weight.flatten().float()
 
 
 class ValueModel(PackedModel):

@@ -18,24 +18,13 @@ from slipstream.common.process.output import write_json
 from slipstream.common.records.reward_protocol import CRITICS, KINDS, OUTCOME, Kind
 from slipstream.common.transfer.model_folder import weight_files
 from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.critic import ValueHead
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.ranks.ranks import Ranks
 
 SCORE = "score.weight"  # the name in transformers
 OFFSET = "score_offset"  # in config.json, of a critic: what is added to its score
-
-
-class ScoreHead(nn.Module):
-    """One number from a hidden state, in float32, as in transformers' sequence classification; 0 at first."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, hidden_size))
-
-    def forward(self, hidden: Float[Tensor, "loss_tokens hidden"]) -> Float[Tensor, " loss_tokens"]:
-        """The score of each state: (1, 2) under weights (3, 0.5) is 4."""
-        return hidden.float() @ self.weight[0].float()
 
 
 class RewardModel(PackedModel):
@@ -51,7 +40,7 @@ class RewardModel(PackedModel):
     def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__(causal_lm, folder=folder, settings=settings)
         causal_lm.get_output_embeddings().weight = None  # a tied weight stays as the input embedding
-        self.score = ScoreHead(causal_lm.config.get_text_config().hidden_size)
+        self.score = ValueHead(1, causal_lm.config.get_text_config().hidden_size)
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The score at each loss token."""
