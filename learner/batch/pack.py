@@ -29,7 +29,7 @@ from slipstream.learner.batch.prefixes import (
     shared_lengths,
 )
 from slipstream.learner.objective.ratio import Sequences
-from slipstream.learner.ranks.context import Context, LossStates, Share, on_device, share_of
+from slipstream.learner.ranks.context import Context, LossStates, Share, on_device
 
 # Prefixes are shared if that saves at least this fraction of a batch's computed tokens: see docs/benchmarks.md.
 MIN_SAVED = 0.1
@@ -281,7 +281,14 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False, co
 def _share(context: Context, num_tokens: int, prefixes: Prefixes | None, *, loss_positions: Tensor) -> Share:
     every = np.arange(num_tokens)
     computed, places = (prefixes.computed.numpy(), prefixes.places.numpy()) if prefixes else (every, every)
-    return share_of(context, computed=computed, places=places, loss_positions=loss_positions)
+    size = -(-len(computed) // context.num_ranks)
+    mine = np.arange(context.rank * size, (context.rank + 1) * size)
+    return Share(
+        context=context,
+        tokens=torch.from_numpy(computed[mine.clip(max=len(computed) - 1)]),
+        places=places,
+        loss_positions=loss_positions.numpy(),
+    )
 
 
 def index_of(loss_mask: Bool[Tensor, " tokens"], lengths: Sequence[int]) -> dict[str, Tensor]:

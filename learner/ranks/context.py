@@ -100,24 +100,6 @@ class Share:
         )
 
 
-def share_of(
-    context: Context,
-    *,
-    computed: Int[np.ndarray, " computed"],
-    places: Int[np.ndarray, " tokens"],
-    loss_positions: Tensor,
-) -> Share:
-    """This rank's share of a pack of which the model computes `computed`: see `slipstream.learner.batch.prefixes`."""
-    size = -(-len(computed) // context.num_ranks)
-    mine = np.arange(context.rank * size, (context.rank + 1) * size)
-    return Share(
-        context=context,
-        tokens=torch.from_numpy(computed[mine.clip(max=len(computed) - 1)]),
-        places=places,
-        loss_positions=loss_positions.numpy(),
-    )
-
-
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of a tensor of the host on `device`. The host does not wait for a GPU: it copies from pinned memory."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
