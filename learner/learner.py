@@ -181,7 +181,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     metrics = train_step(learner.models, part, settings=_step_settings(learner), ranks=ranks, clock=clock)
     if config.replay.archive and ranks.counts:
         record_tokens(
-            learner.run_dir, batch, sequences, bins=bins, trained=metrics.tokens, before=before, rank=ranks.rank
+            learner.run_dir, batch, sequences, bins=bins, losses=metrics.losses, before=before, rank=ranks.rank
         )
         clock.lap("archive")
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss

@@ -26,7 +26,6 @@ from slipstream.learner.step.loss import PolicyLoss, policy_loss
 from slipstream.learner.step.step_metrics import (
     MicroBatchSums,
     StepMetrics,
-    TrainedTokens,
     critic_metrics_of,
     evidence_from,
     lag_metrics_of,
@@ -122,7 +121,7 @@ def train_step(
         guard_scale=decision.scale,
         by_lag=lag_metrics_of(found, ranks=ranks),
         values=values,
-        tokens=[TrainedTokens(ratios=each.loss.ratios, fates=each.loss.fates) for each in found],
+        losses=[each.loss for each in found],
     )
 
 

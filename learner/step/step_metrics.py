@@ -18,14 +18,6 @@ from slipstream.learner.step.loss import PolicyLoss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedTokens:
-    """What the loss made of each loss token, in the order of the pack: see `slipstream.replay.records.token_record`."""
-
-    ratios: Tensor
-    fates: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
     """The metrics of a step over all ranks; means and fractions are over its loss tokens, unless noted otherwise."""
 
@@ -55,7 +47,7 @@ class StepMetrics:
     guard_scale: float  # the guard's factor for the learning rate: 1 keeps the step, 0 skips it
     by_lag: dict[str, LagMetrics]  # by bucket name; buckets without tokens are left out
     values: ValueMetrics | None  # of the critic; None without a critic
-    tokens: Sequence[TrainedTokens] = field(default=(), compare=False, repr=False)  # of this rank's micro-batches
+    losses: Sequence[PolicyLoss] = field(default=(), compare=False, repr=False)  # of this rank's micro-batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +114,7 @@ def step_metrics_of(
     guard_scale: float,
     by_lag: dict[str, LagMetrics],
     values: ValueMetrics | None,
-    tokens: Sequence[TrainedTokens],
+    losses: Sequence[PolicyLoss],
 ) -> StepMetrics:
     """The metrics of a step, from the sums of `measured_over_ranks`."""
     num_loss_tokens = measured["num_loss_tokens"]
@@ -154,7 +146,7 @@ def step_metrics_of(
         guard_scale=guard_scale,
         by_lag=by_lag,
         values=values,
-        tokens=tokens,
+        losses=losses,
     )
 
 

@@ -10,7 +10,7 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.batch.pack import Bin, TokenSequence
 from slipstream.learner.checkpoint.checkpoint import Progress
-from slipstream.learner.step.step_metrics import TrainedTokens
+from slipstream.learner.step.loss import PolicyLoss
 from slipstream.replay.records.token_record import SequenceTokens, StepTokens, write_tokens
 
 MAX_TOKENS = 1 << 18  # sampled tokens that a rank records of a step; they take 1.3 MB, and less when compressed
@@ -24,19 +24,19 @@ def record_tokens(
     sequences: Sequence[TokenSequence],
     *,
     bins: Sequence[Bin],
-    trained: Sequence[TrainedTokens],
+    losses: Sequence[PolicyLoss],
     before: Progress,
     rank: int,
 ) -> None:
     """Write this rank's tokens of the step that followed `before`: whole sequences, up to MAX_TOKENS.
 
-    `bins` are its micro-batches of `sequences`, and `trained` what the loss made of them. A disk without room costs the
+    `bins` are its micro-batches of `sequences`, and `losses` what the loss made of them. A disk without room costs the
     record, not the run.
     """
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     firsts, room, found = _first_tokens(sequences, trajectories), MAX_TOKENS, list[SequenceTokens]()
-    for each, tokens in zip(bins, trained, strict=True):
-        ratios, fates = tokens.ratios.cpu().numpy(), tokens.fates.cpu().numpy()
+    for each, loss in zip(bins, losses, strict=True):
+        ratios, fates = loss.ratios.cpu().numpy(), loss.fates.cpu().numpy()
         start = 0
         for index in each.members:
             sequence = sequences[index]

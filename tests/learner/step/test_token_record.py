@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slipstream.common.config.config import load_config
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.batch.pack import Bin
@@ -15,10 +16,11 @@ from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.learner import train_on
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
-from slipstream.learner.step.step_metrics import TrainedTokens
+from slipstream.learner.step.loss import PolicyLoss, policy_loss
 from slipstream.learner.step.token_recorder import record_tokens
 from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, read_tokens
 from tests.learner.even_game import TURNS, load_player, play
+from tests.learner.policies import loss_tokens, of_lengths
 from tests.tools.run.tiny_model import save_tiny_model
 
 SETTINGS = ["replay.max_lag=4", "replay.target_lag=0", "optim.lr=3e-3"]
@@ -60,6 +62,12 @@ def test_each_token_of_a_step_is_recorded_as_the_metrics_sum_it_up(tmp_path: Pat
         assert np.frombuffer(part.advantages, np.float16) == pytest.approx(expected[place], abs=2e-3)
 
 
+def loss_of(ratios: torch.Tensor) -> PolicyLoss:
+    """The loss of a sequence whose tokens have these ratios of current to behaviour."""
+    tokens = loss_tokens(ratios.log() - 5, torch.full_like(ratios, -5), ratios, sequences=of_lengths(len(ratios)))
+    return policy_loss(tokens, objective=ObjectiveConfig())
+
+
 def test_ranks_record_their_tokens_up_to_a_bound(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path / "model")
     config = load_config(None, [f"model.path={tmp_path / 'model'}", *SETTINGS])
@@ -70,14 +78,8 @@ def test_ranks_record_their_tokens_up_to_a_bound(tmp_path: Path, ranks: Ranks, m
     run_dir = RunDir(tmp_path, "ranks")
     for rank, members in ((0, [[2], [0, 1]]), (1, [[3]])):
         bins = [Bin(members=each, share_prefixes=False) for each in members]
-        trained = [
-            TrainedTokens(
-                ratios=torch.tensor([[1.0 + index] * NUM_SAMPLED for index in each]).flatten().half(),
-                fates=torch.zeros(NUM_SAMPLED * len(each), dtype=torch.uint8),
-            )
-            for each in members
-        ]
-        record_tokens(run_dir, batch, sequences, bins=bins, trained=trained, before=before, rank=rank)
+        losses = [loss_of(torch.tensor([[1.0 + index] * NUM_SAMPLED for index in each]).flatten()) for each in members]
+        record_tokens(run_dir, batch, sequences, bins=bins, losses=losses, before=before, rank=rank)
     recorded = read_tokens(run_dir.tokens, step=7, policy_version=9)
     assert {member: set(ratios_of(parts)) for (_, member), parts in recorded.items()} == {2: {3.0}, 0: {1.0}, 3: {4.0}}
     assert not read_tokens(run_dir.tokens, step=7, policy_version=8)
