@@ -125,7 +125,7 @@ class Relay:
             log.warning("could not fetch version %d; retrying in %.0f s: %s", manifest.policy_version, RETRY_S, error)
             self._closing.wait(RETRY_S)
             return
-        self._holdings.complete(manifest)
+        self._holdings.manifest = manifest
         log.info("holding version %d", manifest.policy_version)
         self._fetch_files(offer)
 
