@@ -8,11 +8,7 @@ from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Adapted, TensorEntry
 
 ANCHOR_EVERY = 10  # versions after which one can be pulled whole; those between are deltas
-
-
-def num_slots(*, anchor_every: int) -> int:
-    """The number of slots: newest version, one being hashed, one for the learner to write, with deltas the anchor."""
-    return 3 if anchor_every == 1 else 4
+NUM_SLOTS = 4  # for the newest version, the anchor, one that is being hashed, and one for the learner to write
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):

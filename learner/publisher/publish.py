@@ -49,9 +49,9 @@ class PublishStats:
 class Publisher:
     """Publishes weights from learner rank 0. Owns the publisher process and the memory that the two share.
 
-    The memory is anonymous (memfd), so nothing is left behind, however either process ends. It is three times as large
-    as the weights, or four times if deltas are made. The publisher process ends with the thread that started it, so
-    construct this on a thread that lives at least as long.
+    The memory is anonymous (memfd), so nothing is left behind, however either process ends. It is NUM_SLOTS times as
+    large as the weights. The publisher process ends with the thread that started it, so construct this on a thread that
+    lives at least as long.
     """
 
     def __init__(self, settings: messages.PublisherSettings, *, log_path: Path, own: OwnRows | None = None) -> None:
@@ -65,7 +65,7 @@ class Publisher:
         self._refusal = ""
         self._memory = [
             AnonymousMemory(f"slipstream-weights-{slot}", buffer_bytes(settings.entries))
-            for slot in range(messages.num_slots(anchor_every=settings.anchor_every))
+            for slot in range(messages.NUM_SLOTS)
         ]
         if own is None:
             own = {entry.name: None for entry in settings.entries}

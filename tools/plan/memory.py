@@ -16,7 +16,7 @@ from slipstream.actors.engine.shadow_memory import (
 )
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.publisher.messages import ANCHOR_EVERY, num_slots
+from slipstream.learner.publisher.messages import NUM_SLOTS
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.run.devices import Split
 
@@ -110,7 +110,7 @@ def host_memory(config: Config, step: MeasuredStep) -> HostMemory:
     ranks = config.learner.ranks_per_host
     return HostMemory(
         loading_bytes=step.loading_host_bytes,
-        publishing_bytes=num_slots(anchor_every=ANCHOR_EVERY) * step.published_bytes,
+        publishing_bytes=NUM_SLOTS * step.published_bytes,
         checkpoint_bytes=3 * step.trained_bytes * ranks,
         offloaded_bytes=step.offloaded_bytes * ranks,
     )
