@@ -11,13 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
-import torch
 
 from slipstream.common.transfer.host_memory import AnonymousMemory
 from slipstream.common.transfer.probe import Probe
@@ -115,17 +113,6 @@ class Publisher:
             except OSError as error:
                 self._restart(error)  # which sends the newest version
             self._stats.copy_s = copy_s
-
-    def publish(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int, probe: Probe | None = None
-    ) -> None:
-        """Publish `tensors`, which this process has whole; the ranks of a learner publish by `VersionWriter`.
-
-        Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published.
-        """
-        slot, begun_at = self.free_slot(), time.perf_counter()
-        self.slots.write(slot, tensors)
-        self.submit(slot, policy_version=policy_version, probe=probe, copy_s=time.perf_counter() - begun_at)
 
     def close(self) -> None:
         """Let the publisher process finish the submitted version, for at most two broadcast timeouts, then end it."""

@@ -40,6 +40,7 @@ from slipstream.learner.model.weight_shards import full_layout, full_tensors
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, policy_versions
@@ -174,7 +175,8 @@ async def episodes_under_refreshes(
 ) -> list[Trajectory]:
     """Every episode of NUM_EPISODES players who continue until the last version is served."""
     bulletin = Bulletin(client, run_id)
-    publisher.publish(full_tensors(policies.models[0]), policy_version=0)  # served already; but its process is up then
+    # Served already; but its process is up then.
+    publish_whole(publisher, full_tensors(policies.models[0]), policy_version=0)
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
@@ -189,7 +191,7 @@ async def episodes_under_refreshes(
                 generated = engine.load().generated_tokens
                 while engine.load().generated_tokens < generated + 200:  # noqa: ASYNC110 - the engine's thread counts
                     await asyncio.sleep(0.005)
-                publisher.publish(full_tensors(policies.models[version]), policy_version=version)
+                publish_whole(publisher, full_tensors(policies.models[version]), policy_version=version)
                 await engine.serving(version)
             return [trajectory for played in await asyncio.gather(*players) for trajectory in played]
     finally:

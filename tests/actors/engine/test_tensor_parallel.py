@@ -19,6 +19,7 @@ from slipstream.common.transfer.weights import Offer, layout
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import Server
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from slipstream.tools.run.tiny_model import TinyShape
 from tests.actors.vllm_engines import (
     RECEIVER,
@@ -75,7 +76,7 @@ async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCau
     while bulletin.broadcast_members() != ["a0"]:  # noqa: ASYNC110 - another process joins
         await asyncio.sleep(0.01)
     weights = [(name, value.detach()) for name, value in model.named_parameters()]
-    publisher.publish(weights, policy_version=1, probe=probe_by(model))
+    publish_whole(publisher, weights, policy_version=1, probe=probe_by(model))
     while (offer := bulletin.latest()) is None:  # noqa: ASYNC110 - another process announces it
         await asyncio.sleep(0.01)
     return offer

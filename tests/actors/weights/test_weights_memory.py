@@ -11,6 +11,7 @@ import torch
 
 from slipstream.actors.weights.receive import Receiver
 from slipstream.actors.weights.weights_memory import MappedWeights, WeightsMemory
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.actors.cuda_runtime import Runtime, stand_in
 from tests.learner.publisher.test_weight_deltas import nudged
 from tests.learner.publisher.test_weights import Plane, flat_bytes, weights
@@ -128,7 +129,7 @@ def test_what_a_receiver_pulls_whole_or_as_deltas_is_what_others_map(anchor_ever
         closing(Receiver(plane.info("a", "pull"), shared=True)) as receiver,
     ):
         for version in (1, 2, 3):
-            publisher.publish(tensors, policy_version=version)
+            publish_whole(publisher, tensors, policy_version=version)
             plane.wait_for(version)
             offer = plane.offer()
             received = receiver.receive(offer)

@@ -26,6 +26,7 @@ from slipstream.envhub.driving import Reply
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_protocol import ErrorResponse, Opened, Reset, StepEnv, decode_response, encode_message
 from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, Pulling, relay_at, routed, serving
 from tests.envhub.adapters.test_generate_server import ASKED, asking
 from tests.envhub.env_hosts import TASK, env_host, far, play_and_close
@@ -99,12 +100,12 @@ def test_a_publisher_process_outlives_garbage_on_its_port(redis_url: str, run_id
     receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull"))
     with publishing(redis_url, run_id, tmp_path) as publisher, redis.Redis.from_url(redis_url) as client:
         bulletin, pid = Bulletin(client, run_id), publisher._process.pid
-        publisher.publish(weights(1), policy_version=1)
+        publish_whole(publisher, weights(1), policy_version=1)
         wait_until(lambda: latest_version(bulletin) == 1, "version 1")
         offer = bulletin.latest()
         pelt(offer.pull_endpoint, of_frames(garbage(3, 50, sound=REQUESTS)))
         assert bytes(receiver.receive(offer).numpy()) == flat_bytes(weights(1))
-        publisher.publish(weights(2), policy_version=2)
+        publish_whole(publisher, weights(2), policy_version=2)
         wait_until(lambda: latest_version(bulletin) == 2, "version 2")
         assert (publisher._process.pid, publisher.stats.num_restarts) == (pid, 0)
     receiver.close()

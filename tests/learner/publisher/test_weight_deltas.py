@@ -16,6 +16,7 @@ from slipstream.common.transfer.chunks import Blob, ChunkRequest
 from slipstream.common.transfer.delta import encode_delta
 from slipstream.common.transfer.weights import Manifest, Offer, WeightsError, check_blob, sealed
 from slipstream.learner.publisher.lineage import continued
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.learner.publisher.test_weights import (
     CHUNK_BYTES,
     Plane,
@@ -207,21 +208,21 @@ def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_t
         with spawned((receive_all, (near,))) as received:
             wait_until(lambda: bulletin.broadcast_members() == ["near"], "a member, to be invited to version 0")
             for version in (0, 1, 2):
-                publisher.publish(versions[version], policy_version=version)
+                publish_whole(publisher, versions[version], policy_version=version)
                 assert next_of(received, "near") == (version, flat_bytes(versions[version]))
                 whole = Blob(root=manifest().root, num_bytes=manifest().num_bytes)
                 assert sent() == (whole if version == 0 else manifest().deltas[-1].blob)
             assert pulled() == flat_bytes(versions[2]), "the anchor and two deltas"
             with spawned((receive_all, (late,))) as also_received:
                 assert next_of(also_received, "late") == (2, flat_bytes(versions[2])), "pulled: it was not invited"
-                publisher.publish(versions[3], policy_version=3)
+                publish_whole(publisher, versions[3], policy_version=3)
                 assert next_of(received, "near") == (3, flat_bytes(versions[3]))
                 assert next_of(also_received, "late") == (3, flat_bytes(versions[3]))
                 assert manifest().anchor is None and sent() == manifest().deltas[-1].blob, "an anchor, by delta"
-        publisher.publish(versions[4], policy_version=4)
+        publish_whole(publisher, versions[4], policy_version=4)
         plane.wait_for(4)
         assert pulled() == flat_bytes(versions[4])
-        publisher.publish(weights(5), policy_version=5)  # every element changed
+        publish_whole(publisher, weights(5), policy_version=5)  # every element changed
         plane.wait_for(5)
         assert manifest().deltas == [] and manifest().anchor is None
         assert pulled() == flat_bytes(weights(5))

@@ -29,6 +29,7 @@ from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import BroadcastGroup, Bulletin
 from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.learner.publisher.offers import publisher_settings
 from tests.learner.publisher.test_weight_deltas import nudged
 from tests.learner.publisher.test_weights import (
@@ -136,7 +137,7 @@ class Versions:
         if self.newest:
             self._tensors = nudged(self._tensors, seed=self.newest)
         begun_at = time.perf_counter()
-        self.publisher.publish(self._tensors, policy_version=self.newest)
+        publish_whole(self.publisher, self._tensors, policy_version=self.newest)
         self.blocked_s.append(time.perf_counter() - begun_at)
         wait_until(lambda: latest_version(self.bulletin) == self.newest, f"version {self.newest}")
         return flat_bytes(self._tensors)
@@ -307,13 +308,13 @@ def test_a_learner_back_at_an_older_version_publishes_it_under_a_new_number_and_
         with plane.publishing(anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
             again = nudged(weights(0, NUM_ROWS), seed=1)  # version 1, as its checkpoint holds it
             for version, tensors in {3: again, 4: nudged(again, seed=7)}.items():
-                newer.publish(tensors, policy_version=version)
+                publish_whole(newer, tensors, policy_version=version)
                 reached(near, version, flat_bytes(tensors))
                 reached(far, version, flat_bytes(tensors))
 
             def refused() -> bool:
                 try:
-                    older.publish(weights(9, NUM_ROWS), policy_version=9)
+                    publish_whole(older, weights(9, NUM_ROWS), policy_version=9)
                 except FencedOut as error:
                     return "epoch 2 has taken over from epoch 1" in str(error)
                 return False

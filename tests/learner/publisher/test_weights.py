@@ -32,6 +32,7 @@ from slipstream.learner.publisher.shelf import Shelf
 from slipstream.replay.fleet.bulletin import Acknowledgement, Bulletin
 from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.learner.publisher.offers import publisher_settings
 from tests.replay.buffer.every_verb import GROUP
 from tests.waiting import wait_until
@@ -183,7 +184,7 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device
     ):
         for version in (1, 2):
             version_on_device = [(name, tensor.to(device)) for name, tensor in weights(version)]
-            publisher.publish(version_on_device, policy_version=version)
+            publish_whole(publisher, version_on_device, policy_version=version)
             arrivals = sorted(received.get(timeout=60) for _ in infos)
             assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
         wait_until(lambda: publisher.stats.announced_version == 2, "the report of both versions")
@@ -198,8 +199,8 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device
             ([("norm", torch.zeros(97))], r"norm is torch.float32 \[97\]; the layout has torch.bfloat16 \[97\]"),
         ):
             with pytest.raises(ValueError, match=why):
-                publisher.publish(tensors, policy_version=3)
-        publisher.publish(weights(4), policy_version=4)
+                publish_whole(publisher, tensors, policy_version=3)
+        publish_whole(publisher, weights(4), policy_version=4)
         plane.wait_for(4)
 
 
@@ -217,7 +218,7 @@ def test_the_learner_holds_one_tensor_while_it_publishes(plane: Plane) -> None:
             del whole
 
     with plane.publishing() as publisher:
-        publisher.publish(gathered(), policy_version=1)
+        publish_whole(publisher, gathered(), policy_version=1)
     assert len(alive) == 5
     assert most_alive == 0, "a tensor was alive when the next was gathered"
 
@@ -225,13 +226,13 @@ def test_the_learner_holds_one_tensor_while_it_publishes(plane: Plane) -> None:
 def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(plane: Plane) -> None:
     with plane.publishing() as publisher:
         first = publisher._process.pid
-        publisher.publish(weights(1), policy_version=1)
+        publish_whole(publisher, weights(1), policy_version=1)
         os.kill(first, signal.SIGKILL)  # before it could announce anything: it imports torch for seconds
         wait_until(lambda: publisher._process.pid != first, "another process")
         plane.wait_for(1)
         second = publisher._process.pid
         os.kill(second, signal.SIGKILL)
-        publisher.publish(weights(2), policy_version=2)  # before its death is noticed
+        publish_whole(publisher, weights(2), policy_version=2)  # before its death is noticed
         plane.wait_for(2)
         assert publisher._process.pid != second and publisher.stats.num_restarts == 2
         with closing(Receiver(plane.info("a", "pull"))) as receiver:
@@ -241,7 +242,7 @@ def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(pl
 
 def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[int]") -> None:
     with publishing(redis_url, run_id, tmp_path) as publisher:
-        publisher.publish(weights(1), policy_version=1)
+        publish_whole(publisher, weights(1), policy_version=1)
         wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
         pids.put(publisher._process.pid)
         time.sleep(600)
@@ -382,10 +383,10 @@ def test_a_member_misses_a_broadcast_and_an_invitation_is_good_for_one_attempt(
 
 def test_a_version_whose_offer_redis_has_lost_is_offered_again(plane: Plane) -> None:
     with plane.publishing() as publisher:
-        publisher.publish(weights(1), policy_version=1)
+        publish_whole(publisher, weights(1), policy_version=1)
         plane.wait_for(1)
         saved = {name: plane.client.dump(name) for name in plane.client.scan_iter(f"*{plane.run_id}*weights:*")}
-        publisher.publish(weights(2), policy_version=2)
+        publish_whole(publisher, weights(2), policy_version=2)
         plane.wait_for(2)
         for name, value in saved.items():
             plane.client.restore(name, 0, value, replace=True)

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 from slipstream.learner.publisher.broadcast_sender import GroupStore
 from slipstream.replay.fleet.rendezvous import MAC_BYTES, Rendezvous, RendezvousFailed
 from slipstream.replay.records import keys
+from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.garbage import garbage, shout, shouts
 from tests.learner.publisher.test_weight_faults import following, reached
 from tests.learner.publisher.test_weights import Plane, flat_bytes, weights
@@ -106,7 +107,7 @@ def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_ga
     ):
 
         def arrives(version: int) -> None:
-            publisher.publish(weights(version), policy_version=version)
+            publish_whole(publisher, weights(version), policy_version=version)
             reached(received, version, flat_bytes(weights(version)))
 
         pid = publisher._process.pid

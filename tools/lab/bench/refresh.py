@@ -17,7 +17,7 @@ from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.load.an_engine import TIMEOUT_S, an_engine
-from slipstream.tools.lab.bench.weights_stage import Bench, Tensors, offered
+from slipstream.tools.lab.bench.weights_stage import Bench, Tensors, offered, publish_whole
 from slipstream.tools.run.prepare import model_folder, prepare
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
@@ -62,7 +62,7 @@ async def _refreshed(
             while len(fresh_times_s) < NUM_RUNNING:  # noqa: ASYNC110 - the lanes fill it
                 await asyncio.sleep(POLL_S)
             token_times_s.append(statistics.median(fresh_times_s))
-            publisher.publish(weights, policy_version=version)
+            publish_whole(publisher, weights, policy_version=version)
             await engine.stage(await asyncio.to_thread(offered, bulletin, version))
             pauses_s.append(await engine.commit(version))
     for lane in lanes:

@@ -43,6 +43,7 @@ from slipstream.tools.lab.bench.weights_stage import (
     is_broadcast,
     large_tensors,
     offered,
+    publish_whole,
     wait,
 )
 
@@ -79,7 +80,7 @@ def publish(bench: Bench) -> Row:
     with bench.publishing("publish", tensors, anchor_every=1) as publisher:
         for version in range(REPEATS + 1):
             started = time.perf_counter()
-            publisher.publish(tensors, policy_version=version)
+            publish_whole(publisher, tensors, policy_version=version)
             blocked_s.append(time.perf_counter() - started)
             wait(partial(is_announced, publisher, version))
             started = time.perf_counter()
@@ -114,7 +115,7 @@ def broadcast(bench: Bench) -> Row:
         wait(lambda: len(bulletin.broadcast_members()) == NUM_RECEIVERS)
         with bench.publishing("broadcast", tensors, anchor_every=1) as publisher:
             for version in range(REPEATS + 1):
-                publisher.publish(tensors, policy_version=version)
+                publish_whole(publisher, tensors, policy_version=version)
                 wait(partial(is_broadcast, publisher, version))
                 ours_s.append(publisher.stats.broadcast_s)
                 dist.barrier()
@@ -164,7 +165,7 @@ def relayed(bench: Bench) -> Row:
         wait(lambda: bool(bulletin.relays()))
         with bench.publishing("relayed", tensors, anchor_every=1) as publisher:
             for version in range(NUM_RELAYED_VERSIONS + 1):
-                publisher.publish(tensors, policy_version=version)
+                publish_whole(publisher, tensors, policy_version=version)
                 wait(partial(is_announced, publisher, version))
                 served.append(
                     publisher.stats.served_bytes
@@ -216,7 +217,7 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
     with bench.publishing("deltas", trace.published()) as publisher:
         for version in range(NUM_VERSIONS + 1):
             tensors = trace.published()
-            publisher.publish(tensors, policy_version=version)
+            publish_whole(publisher, tensors, policy_version=version)
             offer = offered(bulletin, version)
             received = receiver.receive(offer)
             if version:  # the first has no predecessor, so it is sent whole

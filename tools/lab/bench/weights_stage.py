@@ -2,7 +2,7 @@
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.learner_config import WeightsConfig
 from slipstream.common.process.connection import connect
+from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Offer, layout
 from slipstream.learner.publisher.messages import ANCHOR_EVERY, PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
@@ -75,6 +76,22 @@ def large_tensors() -> Tensors:
 
 def dtype_of(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def publish_whole(
+    publisher: Publisher,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    policy_version: int,
+    probe: Probe | None = None,
+) -> None:
+    """Publish `tensors`, which this process has whole; the ranks of a learner publish by `VersionWriter`.
+
+    Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published.
+    """
+    slot, begun_at = publisher.free_slot(), time.perf_counter()
+    publisher.slots.write(slot, tensors)
+    publisher.submit(slot, policy_version=policy_version, probe=probe, copy_s=time.perf_counter() - begun_at)
 
 
 def is_announced(publisher: Publisher, version: int) -> bool:
