@@ -31,7 +31,7 @@ from slipstream.learner.batch.pack import TokenSequence, bins_of_rank, returns_o
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
-from slipstream.learner.credit.measure import Measured, all_share_prefixes, measure
+from slipstream.learner.credit.measure import Measured, measure
 from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer
 from slipstream.learner.credit.teacher import PROBE, Teacher, find_teacher
@@ -76,13 +76,13 @@ class Learner:
 
     @property
     def models(self) -> StepModels:
-        """What a step changes and a checkpoint contains, and the reference if the loss reads it."""
+        """What a step changes and a checkpoint contains, and the reference."""
         return StepModels(
             policy=self.model,
             optimizer=self.optimizer,
             schedule=self.schedule,
             critic=self.critic,
-            reference=self.reference if self.config.objective.kl_place == "loss" else None,
+            reference=self.reference,
         )
 
     @property
@@ -173,7 +173,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         max_tokens=config.learner.micro_batch_tokens,
         num_ranks=ranks.num_packing,
         rank=ranks.packing_rank,
-        share_prefixes=all_share_prefixes(learner.model, learner.reference, critic.module if critic else None),
+        share_prefixes=learner.models.share_prefixes,
     )
     packs = [each.pack(sequences, context=ranks.context) for each in bins]
     clock.lap("pack")
@@ -213,9 +213,7 @@ def _measure(learner: Learner, sequences: Sequence[TokenSequence]) -> Measured:
     """Measure what the objective needs to compute the advantages of a batch."""
     measured = measure(
         sequences,
-        model=learner.model,
-        critic=learner.critic,
-        reference=learner.reference,
+        models=learner.models,
         ranks=learner.ranks,
         objective=learner.config.objective,
         micro_batch_tokens=learner.config.learner.micro_batch_tokens,

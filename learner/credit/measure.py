@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
 from slipstream.learner.credit.token_rewards import Numbers
-from slipstream.learner.model.critic import Critic, ValueHead
-from slipstream.learner.model.packed_model import PackedModel
+from slipstream.learner.model.critic import ValueHead
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.step import StepModels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,7 @@ class Measured:
 def measure(
     sequences: Sequence[TokenSequence],
     *,
-    model: PackedModel,
-    critic: Critic | None,
-    reference: PackedModel | None,
+    models: StepModels,
     ranks: Ranks,
     objective: ObjectiveConfig,
     micro_batch_tokens: int,
@@ -44,6 +42,7 @@ def measure(
 
     Every rank calls it: each forward pass is collective, and so is the exchange at the end.
     """
+    model, critic, reference = models.policy, models.critic, models.reference
     queries: dict[str, Callable[[Packed], Tensor]] = {}
     if critic is not None and isinstance(critic.module, ValueHead):
         queries["values"] = lambda packed: model(packed).values
@@ -60,16 +59,11 @@ def measure(
         sequences,
         micro_batch_tokens=micro_batch_tokens,
         ranks=ranks,
-        share_prefixes=all_share_prefixes(model, reference, critic.module if critic else None),
+        share_prefixes=models.share_prefixes,
     )
     if critic is not None:
         found["values"] = critic.scale.restored(found["values"])
     return Measured(**found)
-
-
-def all_share_prefixes(*models: nn.Module | None) -> bool:
-    """Whether each of `models` computes a shared prefix once: a teacher may be of another family than the policy."""
-    return all(model.shares_prefixes for model in models if isinstance(model, PackedModel))
 
 
 @torch.no_grad()

@@ -58,7 +58,13 @@ class StepModels:
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
     critic: Critic | None = None
-    reference: PackedModel | None = None  # frozen, of the loss's KL divergence; None if the loss has none
+    reference: PackedModel | None = None  # frozen, of the KL divergence; None if the objective has none
+
+    @property
+    def share_prefixes(self) -> bool:
+        """Whether each computes a shared prefix once: a teacher may be of another family than the policy."""
+        modules = (self.policy, self.reference, self.critic.module if self.critic else None)
+        return all(module.shares_prefixes for module in modules if isinstance(module, PackedModel))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +192,7 @@ def _forward(
     objective, critic, reference = settings.objective, models.critic, models.reference
     current = models.policy(packed, entropy_gradient=objective.entropy_bonus > 0)
     reference_logprobs = None
-    if reference is not None:
+    if reference is not None and objective.kl_place == "loss":
         with torch.no_grad():
             reference_logprobs = reference(packed).logprobs
     tokens = LossTokens(

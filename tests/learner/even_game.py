@@ -51,9 +51,8 @@ def values_of(
     learner: Learner, sequences: Sequence[TokenSequence], *, micro_batch_tokens: int
 ) -> npt.NDArray[np.float64]:
     """The critic's values of all sampled tokens."""
-    model, critic, objective = learner.model, learner.critic, learner.config.objective
-    sizes = {"ranks": learner.ranks, "micro_batch_tokens": micro_batch_tokens}
-    return measure(sequences, model=model, critic=critic, reference=None, objective=objective, **sizes).values
+    others = {"objective": learner.config.objective, "micro_batch_tokens": micro_batch_tokens}
+    return measure(sequences, models=learner.models, ranks=learner.ranks, **others).values
 
 
 def save(learner: Learner) -> None:
