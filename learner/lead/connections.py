@@ -54,32 +54,21 @@ class Connections:
 def join(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
     """Become the run's learner before the model is loaded: actors load theirs meanwhile. Raises ConfigError."""
     folder = Path(config.model.path or run_dir.model)
-    vocab_size = vocab_size_of(folder)
-    # Actors pull whole weights as a version, but adapters need the folder's.
-    files = model_files(folder, with_weights=config.model.lora.rank > 0)
-    return join_run(
-        connect(config.redis.url, ending=shutdown.requested),
-        config,
-        model_folder=folder,
-        model_files=files,
-        vocab_size=vocab_size,
+    facts = RunFacts(
+        config_yaml=dump_config(config),
+        model_path=str(folder.resolve()),
+        vocab_size=vocab_size_of(folder),
+        # Actors pull whole weights as a version, but adapters need the folder's.
+        model_files=model_files(folder, with_weights=config.model.lora.rank > 0),
         tokenizer_root=tokenizer_root(load_tokenizer(folder, config.model.template_arguments)),
         own_modules=own_modules(config.env),
     )
+    return join_run(connect(config.redis.url, ending=shutdown.requested), config, facts)
 
 
-def join_run(
-    client: redis.Redis,
-    config: Config,
-    *,
-    model_folder: Path,
-    model_files: list[ModelFile],
-    vocab_size: int,
-    tokenizer_root: str,
-    own_modules: dict[str, str],
-) -> Connections:
+def join_run(client: redis.Redis, config: Config, facts: RunFacts) -> Connections:
     """Become the run's learner: from now on older learners are fenced out, and actors may join."""
-    run_id = config.run.name
+    run_id, vocab_size = config.run.name, facts.vocab_size
     train = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size)
     evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
     fleet = Fleet(client, run_id)
@@ -88,16 +77,7 @@ def join_run(
     evaluation.adopt_epoch(epoch)
     fleet.adopt_epoch(epoch)
     # In this order: actors that wait after a learner failed read the facts as soon as the state is STARTING.
-    fleet.describe_run(
-        RunFacts(
-            config_yaml=dump_config(config),
-            model_path=str(model_folder.resolve()),
-            model_files=model_files,
-            vocab_size=vocab_size,
-            tokenizer_root=tokenizer_root,
-            own_modules=own_modules,
-        )
-    )
+    fleet.describe_run(facts)
     fleet.set_run_state(RunState.STARTING)
     fleet.report_step({})
     return Connections(
@@ -108,5 +88,5 @@ def join_run(
         bulletin=Bulletin(client, run_id),
         repertoire=repertoire,
         epoch=epoch,
-        model_files=model_files,
+        model_files=facts.model_files,
     )

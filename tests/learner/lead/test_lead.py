@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import redis
 
-from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
@@ -33,7 +33,7 @@ from slipstream.tools.see.summary import read_summary, summary_rows
 from tests.learner.lead.test_report import STEP, TIMES_S
 from tests.learner.publisher.offers import empty_offer, publisher_settings
 from tests.learner.supply.test_supply import ahead_of, work
-from tests.replay.buffer.every_verb import MEMBER
+from tests.replay.buffer.every_verb import FACTS, MEMBER
 from tests.replay.records.attempts import leased, make_buffer, ticket
 
 WEIGHTS = layout([("weight", "float32", (2,))])
@@ -52,8 +52,8 @@ class Place:
         self.views = make_buffer(client, run_id)
 
     def join(self) -> Connections:
-        nothing = {"model_files": [], "tokenizer_root": "", "own_modules": {}}
-        return join_run(self.client, self.config, model_folder=Path(), vocab_size=100, **nothing)
+        facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(self.config))
+        return join_run(self.client, self.config, facts)
 
     def taken(self) -> Fence:
         fence = Fence(self.dir.checkpoints)

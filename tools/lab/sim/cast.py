@@ -23,7 +23,7 @@ import torch
 import xxhash
 from greenlet import getcurrent
 
-from slipstream.common.config.config import load_config
+from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process import output, redis_retry, run_dir
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Outcome, StopReason, Trajectory
@@ -44,6 +44,7 @@ from slipstream.replay.buffer import actor_buffer, bulk, learner_buffer
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.fleet import bulletin
 from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import RunFacts
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.tools.lab.sim.world import Client, Process, World
@@ -341,16 +342,15 @@ class NoThread:
 
 
 def _join(config: Any, run_dir: RunDir, shutdown: Any) -> Any:
-    client = getcurrent().process.cast.client()
-    return join_run(
-        client,
-        config,
-        model_folder=Path("/model"),
+    facts = RunFacts(
+        config_yaml=dump_config(config),
+        model_path="/model",
         model_files=[],
         vocab_size=VOCAB_SIZE,
         tokenizer_root="",
         own_modules={},
     )
+    return join_run(getcurrent().process.cast.client(), config, facts)
 
 
 def _load_learner(config: Any, run_dir: RunDir, ranks: Any, *, check: Callable[[], None]) -> Any:
