@@ -22,7 +22,6 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from slipstream.actors.engine.absent import mask_absent
 from slipstream.actors.engine.kept_shadow import KeptShadow
 from slipstream.actors.engine.reload import Loaded, loaded_on_cpu, reload
-from slipstream.actors.weights.broadcast_receiver import Gpu
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.actors.weights.staged_weights import ModelFolder
@@ -95,13 +94,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             self._kept_shadow = KeptShadow(
                 self.model, self.model_config, device=self.device, room_bytes=init_info.shadow_room_bytes
             )
-        on_gpu = self.device.type == "cuda"
+        gpu = self.device if self.device.type == "cuda" else None
         if self.parallel_config.rank > 0:
-            self._memory = MappedWeights(self.device if on_gpu else None)
+            self._memory = MappedWeights(gpu)
             return
-        gpu = None
-        if on_gpu:
-            gpu = Gpu(uuid=str(torch.cuda.get_device_properties(self.device).uuid), device=self.device)
         shared = self.parallel_config.world_size > 1
         self._receiver = Receiver(ReceiverInfo(**init_info.receiver), gpu, shared=shared)
         self._memory = self._receiver.memory

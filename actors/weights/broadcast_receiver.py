@@ -38,14 +38,6 @@ class BroadcastMissed(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    """The GPU of an actor, which lets it join groups over NCCL."""
-
-    uuid: str  # NCCL refuses two members on one GPU
-    device: torch.device
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where a receiver wants the bytes of a blob."""
 
@@ -114,7 +106,9 @@ class GroupStore(Rendezvous, Store):  # type: ignore[misc]
 class BroadcastMember:
     """One actor's membership in broadcasts. It owns the thread that renews it, and the current group."""
 
-    def __init__(self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, gpu: Gpu | None = None) -> None:
+    def __init__(
+        self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, gpu: torch.device | None = None
+    ) -> None:
         """Without `gpu` this member joins groups over gloo only.
 
         `secret` is the run's key, shared by all members; empty if the run has no key.
@@ -142,7 +136,7 @@ class BroadcastMember:
             raise BroadcastMissed(f"invitation {invitation.number} was used before")
         self._last_invitation = invitation.number
         held_group = self._current.number if self._current else 0
-        device = CPU if self._gpu is None else self._gpu.uuid
+        device = CPU if self._gpu is None else str(torch.cuda.get_device_properties(self._gpu).uuid)
         acknowledgement = Acknowledgement(held_group=held_group, device=device, root=root)
         self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
         sealed = self._sealed(invitation)
@@ -192,7 +186,7 @@ class BroadcastMember:
         device, over_nccl = torch.device("cpu"), sealed.backend == "nccl"
         if over_nccl:
             assert self._gpu, "a group over NCCL is sealed only for actors that acknowledged with a GPU"
-            device = self._gpu.device
+            device = self._gpu
         receiving = Receiving(self._group, device, deadline=deadline, stall_s=sealed.stall_s)
         receiving.receive(place, sealed.chunk_bytes, lands_on_device=over_nccl)
 

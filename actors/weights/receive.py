@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import redis
 import torch
 
-from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Gpu, Place
+from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Place
 from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.actors.weights.weights_memory import WeightsMemory
@@ -54,11 +54,11 @@ class Receiver:
     It keeps the weights that it received last, and applies deltas to them in place.
     """
 
-    def __init__(self, info: ReceiverInfo, gpu: Gpu | None = None, *, shared: bool = False) -> None:
+    def __init__(self, info: ReceiverInfo, gpu: torch.device | None = None, *, shared: bool = False) -> None:
         """`gpu` is None if the actor has none. With `shared`, other processes can map `memory`."""
         self._info = info
         self._puller: Puller | None = None
-        self.memory = WeightsMemory(shared=shared, device=gpu.device if gpu else None)
+        self.memory = WeightsMemory(shared=shared, device=gpu)
         self._root = ""  # root hash of the weights in `memory`; empty if unknown
         self._member: BroadcastMember | None = None
         if info.transport == "broadcast":

@@ -20,7 +20,7 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Gpu, Place
+from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Place
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.chunks import Blob
@@ -73,7 +73,7 @@ def receiver_info(redis_url: str, run_id: str, actor: str, transport: str, **oth
     return ReceiverInfo(**place, **(usual | others))
 
 
-def receive_all(info: ReceiverInfo, received: "Queue[Received]", *, gpu: Gpu | None = None) -> None:
+def receive_all(info: ReceiverInfo, received: "Queue[Received]", *, gpu: torch.device | None = None) -> None:
     """An actor that does nothing but receive: puts (actor, version, bytes), first of all version -1 when it is up."""
     # As in an actor, where the inference engine has taken the default group.
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -174,9 +174,7 @@ def test_a_group_uses_nccl_only_if_each_member_has_a_gpu_of_its_own(devices: tup
 
 def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device, plane: Plane) -> None:
     """Learner and actors share a GPU if there is one: NCCL refuses that, so broadcasts go over gloo."""
-    gpu = None
-    if device.type == "cuda":
-        gpu = Gpu(uuid=str(torch.cuda.get_device_properties(device).uuid), device=device)
+    gpu = device if device.type == "cuda" else None
     infos = [plane.info("near0", "broadcast"), plane.info("near1", "broadcast"), plane.info("far", "pull")]
     with (
         spawned(*((partial(receive_all, gpu=gpu), (info,)) for info in infos)) as received,
