@@ -2,7 +2,6 @@
 
 import msgspec
 
-from slipstream.common.transfer.chunks import CHUNK_BYTES
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Adapted, TensorEntry
@@ -22,7 +21,6 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     run_id: str
     learner_epoch: int
     host: str
-    chunk_bytes: int = CHUNK_BYTES
     anchor_every: int = ANCHOR_EVERY  # 1: no deltas
     broadcast_timeout_s: float
     device: str = "cpu"  # of the weights, for the broadcast's backend

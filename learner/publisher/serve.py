@@ -66,9 +66,7 @@ class WeightServer:
             timeout_s=settings.broadcast_timeout_s,
             device=torch.device(settings.device),
         )
-        self._server = ChunkServer(
-            settings.host, self._read, limits=ServerLimits(chunk_bytes=settings.chunk_bytes), key=key
-        )
+        self._server = ChunkServer(settings.host, self._read, limits=ServerLimits(), key=key)
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
     def run(self) -> None:

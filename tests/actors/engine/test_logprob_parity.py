@@ -108,7 +108,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     tmp_path: Path,
 ) -> None:
     entries = full_layout(policies.models[0])
-    settings = publisher_settings(redis_url, run_id, entries, learner_epoch=1, chunk_bytes=1 << 20)
+    settings = publisher_settings(redis_url, run_id, entries, learner_epoch=1)
     publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     receiver = dataclasses.replace(RECEIVER, redis_url=redis_url, run_id=run_id, chunk_bytes=1 << 20)
     engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver)

@@ -26,6 +26,6 @@ def publisher_settings(
     redis_url: str, run_id: str, entries: Sequence[TensorEntry], *, learner_epoch: int = 0, **others: Any
 ) -> PublisherSettings:
     """Those of a publisher on this machine; without `others` each version is an anchor."""
-    usual = {"chunk_bytes": 64 << 10, "anchor_every": 1, "broadcast_timeout_s": 20.0}
+    usual = {"anchor_every": 1, "broadcast_timeout_s": 20.0}
     place = {"redis_url": redis_url, "run_id": run_id, "host": "127.0.0.1"}
     return PublisherSettings(entries=list(entries), learner_epoch=learner_epoch, **place, **(usual | others))
