@@ -98,10 +98,6 @@ class Receiving:
 class GroupStore(Rendezvous, Store):  # type: ignore[misc]
     """A rendezvous that torch's process groups accept as their store."""
 
-    def __init__(self, client: redis.Redis, name: str, *, secret: bytes, timeout_s: float) -> None:
-        Store.__init__(self)
-        Rendezvous.__init__(self, client, name, secret=secret, timeout_s=timeout_s)
-
 
 class BroadcastMember:
     """One actor's membership in broadcasts. It owns the thread that renews it, and the current group."""

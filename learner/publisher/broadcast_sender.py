@@ -46,10 +46,6 @@ class Payload:
 class GroupStore(Rendezvous, Store):  # type: ignore[misc]
     """A rendezvous as the store of a torch process group."""
 
-    def __init__(self, client: redis.Redis, name: str, *, secret: bytes, timeout_s: float) -> None:
-        Store.__init__(self)
-        Rendezvous.__init__(self, client, name, secret=secret, timeout_s=timeout_s)
-
 
 class Broadcaster:
     """Rank 0 of the broadcast groups. Owns the group of the last broadcast."""

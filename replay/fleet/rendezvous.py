@@ -29,6 +29,7 @@ class Rendezvous:
 
     def __init__(self, client: redis.Redis, name: str, *, secret: bytes, timeout_s: float) -> None:
         """`name` is the group's key in Redis. `get` waits for `timeout_s` at most."""
+        super().__init__()  # torch's, in a subclass that is a store
         self._client = client
         self._name = name
         self._secret = secret
