@@ -76,7 +76,7 @@ def save_adapters(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     tensors = {name_in_peft(name): whole(shard).cpu() for name, shard in named_shards(model) if is_of_adapter(name)}
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        _save(tensors, folder / "adapter_model.safetensors")
+        _save(tensors.items(), folder / "adapter_model.safetensors")
         adapter_settings(model.causal_lm).save_pretrained(str(folder))
 
 
@@ -104,41 +104,35 @@ def _with_rope_keys(config: str) -> str:
     return config
 
 
-def _cut(entries: Sequence[TensorEntry], max_file_bytes: int) -> list[int]:
-    """The number of tensors in each file, in their order."""
-    counts, room = [0], max_file_bytes
+def _cut(entries: Sequence[TensorEntry], max_file_bytes: int) -> list[list[TensorEntry]]:
+    """The tensors of each file, in their order."""
+    files, room = [list[TensorEntry]()], max_file_bytes
     for entry in entries:
-        if entry.num_bytes > room and counts[-1]:
-            counts.append(0)
+        if entry.num_bytes > room and files[-1]:
+            files.append([])
             room = max_file_bytes
-        counts[-1] += 1
+        files[-1].append(entry)
         room -= entry.num_bytes
-    return counts
+    return files
 
 
-def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], counts: Sequence[int]) -> None:
-    """Write `counts` tensors into each file, and the index that transformers reads if there are several files."""
-    if len(counts) == 1:
-        _write_file(folder / "model.safetensors", tensors)
+def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], files: Sequence[list[TensorEntry]]) -> None:
+    """Write the tensors of each file, and the index that transformers reads if there are several files."""
+    if len(files) == 1:
+        _save(tensors, folder / "model.safetensors")
         return
-    total_bytes, weight_map = 0, dict[str, str]()
-    for number, count in enumerate(counts, start=1):
-        name = f"model-{number:05d}-of-{len(counts):05d}.safetensors"
-        written = _write_file(folder / name, islice(tensors, count))
-        weight_map |= dict.fromkeys(written, name)
-        total_bytes += sum(written.values())
+    weight_map = dict[str, str]()
+    for number, entries in enumerate(files, start=1):
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        _save(islice(tensors, len(entries)), folder / name)
+        weight_map |= {entry.name: name for entry in entries}
+    total_bytes = sum(entry.num_bytes for entries in files for entry in entries)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     write_json(folder / "model.safetensors.index.json", index)
 
 
-def _write_file(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Write one file; return the names of its tensors and their bytes."""
+def _save(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
     weights = {name: tensor.cpu().contiguous() for name, tensor in tensors}
-    _save(weights, path)
-    return {name: tensor.nbytes for name, tensor in weights.items()}
-
-
-def _save(weights: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(weights, path, metadata={"format": "pt"})
     except SafetensorError as error:  # it is no OSError, and does not name the file
