@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.long_work import LongWork
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import WireError
@@ -254,9 +253,8 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
         raise ConfigError(
             f"{demonstrations} is damaged: {error}; remove it, and the next start generates it again"
         ) from error
-    work: LongWork | None = None
     num_steps = 0
-    for step in imitate(
+    for _ in imitate(
         learner.model,
         episodes,
         config=config.warm_start,
@@ -264,11 +262,7 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
         seed=config.run.seed,
         micro_batch_tokens=config.learner.micro_batch_tokens,
     ):
-        num_steps = step.num_steps
-        work = work or LongWork("warm start, steps", num_steps)
-        work.at(step.step, more=f"{step.loss:.3f} nats per token")
-        if step.step in (1, num_steps):
-            log.info("warm start step %d of %d: %.3f nats per token", step.step, num_steps, step.loss)
+        num_steps += 1
         if stop_requested(shutdown, learner.ranks):
             log.info("stopping during imitation, as requested")
             return None

@@ -1,12 +1,13 @@
 """The warm start: imitates expert episodes, so that some attempts succeed when reinforcement learning begins."""
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.long_work import LongWork
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, sequences_of
 from slipstream.learner.model.gradient import apply_gradient, backward_over
@@ -14,14 +15,7 @@ from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.ranks.ranks import Ranks
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WarmStartStep:
-    """One optimizer step of imitation."""
-
-    step: int  # from 1
-    num_steps: int
-    loss: float  # nats a token
+log = logging.getLogger(__name__)
 
 
 def imitate(
@@ -32,8 +26,8 @@ def imitate(
     ranks: Ranks,
     seed: int,
     micro_batch_tokens: int,
-) -> Iterator[WarmStartStep]:
-    """Train the policy to imitate the expert; yield each optimizer step once it is made.
+) -> Iterator[float]:
+    """Train the policy to imitate the expert; yield the loss of each optimizer step, in nats a token, once it is made.
 
         loss = -sum(logprob of each loss token at temperature 1) / number of loss tokens in the step, over all ranks
 
@@ -51,6 +45,7 @@ def imitate(
     optim = OptimConfig(lr=config.lr, schedule="linear")
     optimizer = make_optimizer(model, config=optim)
     schedule = make_schedule(optimizer, config=optim, num_steps=len(batches))
+    work = LongWork("warm start, steps", len(batches))
     for step, batch in enumerate(batches, start=1):
         num_loss_tokens = count_loss_tokens(batch)
         with model.at_temperature(1.0):
@@ -63,7 +58,11 @@ def imitate(
                 divisor=num_loss_tokens,
             )
         apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
-        yield WarmStartStep(step=step, num_steps=len(batches), loss=loss_sum / num_loss_tokens)
+        loss = loss_sum / num_loss_tokens
+        work.at(step, more=f"{loss:.3f} nats per token")
+        if step in (1, len(batches)):
+            log.info("warm start step %d of %d: %.3f nats per token", step, len(batches), loss)
+        yield loss
 
 
 def _batches(sequences: Sequence[TokenSequence], *, batch_tokens: int, seed: int) -> list[list[TokenSequence]]:
