@@ -17,7 +17,7 @@ from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.name_list import name_list
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 RAW = ("log", "stone", "clay", "sand", "wool", "iron", "gold", "coal", "reed", "bone", "hide", "wax")
 CRAFTED = name_list(
@@ -79,7 +79,7 @@ class CraftWorld:
             return self._get(state, found[2].lower(), found[1])
         if found := _CRAFT.fullmatch(action):
             return self._craft(state, found[2].lower(), found[1], found[3])
-        return _refused(state, "no such action")
+        raise InvalidAction("no such action")
 
     def admissible(self, state: CraftState) -> list[str]:
         gets = [f"get 1 {item}" for item in self.raw if state.held.get(item, 0) < MAX_HELD]
@@ -91,9 +91,9 @@ class CraftWorld:
 
     def _get(self, state: CraftState, item: str, digits: str) -> Change[CraftState]:
         if item not in self.raw or len(digits) > 2 or not 1 <= int(digits) <= MAX_GET:
-            return _refused(state, f"cannot get {item}")
+            raise InvalidAction(f"cannot get {item}")
         if state.held.get(item, 0) + int(digits) > MAX_HELD:
-            return _refused(state, f"too many {item}")
+            raise InvalidAction(f"too many {item}")
         return Change(state=_with(state, {item: int(digits)}), text=f"got {int(digits)} {item}")
 
     def _craft(self, state: CraftState, item: str, digits: str, using: str) -> Change[CraftState]:
@@ -101,11 +101,11 @@ class CraftWorld:
         ingredients = {match[2].lower(): match[1] for match in matches if match is not None}
         recipe = self.recipes.get(item)
         if recipe is None or len(ingredients) != len(matches) or digits != str(recipe.makes):
-            return _refused(state, "no such recipe")
+            raise InvalidAction("no such recipe")
         if ingredients != {used: str(count) for used, count in recipe.uses.items()}:
-            return _refused(state, "no such recipe")
+            raise InvalidAction("no such recipe")
         if not _can_make(state, recipe):
-            return _refused(state, "not enough")
+            raise InvalidAction("not enough")
         made = _with(state, {used: -count for used, count in recipe.uses.items()} | {item: recipe.makes})
         over = item == self.goal
         return Change(state=made, text=f"crafted {recipe.makes} {item}", over=over, score=float(over))
@@ -186,7 +186,3 @@ def _with(state: CraftState, changes: Mapping[str, int]) -> CraftState:
     for item, change in changes.items():
         held[item] = held.get(item, 0) + change
     return CraftState(held={item: count for item, count in held.items() if count})
-
-
-def _refused(state: CraftState, why: str) -> Change[CraftState]:
-    return Change(state=state, text=why, valid=False)

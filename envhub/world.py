@@ -32,9 +32,17 @@ class Change(Generic[S]):
     state: S
     text: str
     role: str = "user"  # of the message with this text
-    valid: bool = True  # False: the action was invalid, and `state` is unchanged
+    valid: bool = True  # False: the action was refused
     over: bool = False  # the episode has ended
     score: float = 0.0  # in [0, 1]; 0 until the end
+
+
+class InvalidAction(Exception):
+    """A world refuses the action, which changes nothing; the policy sees the message."""
+
+    def __init__(self, why: str, *, role: str = "user") -> None:
+        super().__init__(why)
+        self.role = role
 
 
 def rules_in(profile: str, rules: str) -> str:
@@ -55,7 +63,7 @@ class World(Protocol[S]):
         """The state at the start. No state contains a step counter."""
 
     async def act(self, state: S, action: str) -> Change[S]:
-        """Do `action` in `state`, before the end. Raises EnvError if the environment itself fails."""
+        """Do `action` in `state`, before the end. Raises InvalidAction, or EnvError if the environment itself fails."""
 
     def expert(self, state: S) -> str:
         """Return a good action in `state`, before the end."""
@@ -67,6 +75,14 @@ class ListsActions(Protocol):
 
     def admissible(self, state: Any) -> list[str]:
         """Return the valid actions in `state`, before the end."""
+
+
+async def tried(world: World[S], state: S, action: str) -> Change[S]:
+    """Do `action` in `state`, before the end, or say why not. Raises EnvError."""
+    try:
+        return await world.act(state, action)
+    except InvalidAction as error:
+        return Change(state=state, text=str(error), role=error.role, valid=False)
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +151,7 @@ class WorldEnv(Generic[S]):
 
     async def step(self, action: str) -> Observation:
         episode = self._running()
-        change = await episode.world.act(episode.state, action)
+        change = await tried(episode.world, episode.state, action)
         episode.state = change.state
         episode.observation = Observation(
             messages=(Message(change.role, change.text),),

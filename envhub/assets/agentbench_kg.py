@@ -13,9 +13,9 @@ import msgspec
 
 from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from slipstream.envhub.env import Env
-from slipstream.envhub.kg.kg import ARITY, MAX_VARIABLES, InvalidCall, f1
+from slipstream.envhub.kg.kg import ARITY, MAX_VARIABLES, f1
 from slipstream.envhub.user_files import asset_path, item_of, named_files, read_json
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_PROGRAM_CALLS = 64  # in the query for one variable
 MAX_SHOWN_CHARS = 4000
@@ -81,19 +81,16 @@ class FbWorld:
         return f"{self.item.question}\nEntities: {named}"
 
     async def act(self, state: FbState, action: str) -> Change[FbState]:
-        try:
-            tool, arguments = _parsed(state, action)
-            if tool == "answer":
-                answer = await self.freebase.members(state.found, arguments[0])
-                return Change(state=state, text="answered", over=True, score=f1(answer, self.item.true))
-            if tool in ("get_relations", "get_attributes"):
-                known = self.ontology.relations if tool == "get_relations" else self.ontology.attributes
-                names = sorted(await self.freebase.relations(state.found, arguments[0]) & known)
-                return Change(state=state, text=", ".join(names)[:MAX_SHOWN_CHARS] or "none")
-            kind = self._kind(state, tool, arguments)
-            return await self._stored(state, Variable(tool=tool, arguments=arguments, kind=kind))
-        except InvalidCall as error:
-            return Change(state=state, text=str(error), valid=False)
+        tool, arguments = _parsed(state, action)
+        if tool == "answer":
+            answer = await self.freebase.members(state.found, arguments[0])
+            return Change(state=state, text="answered", over=True, score=f1(answer, self.item.true))
+        if tool in ("get_relations", "get_attributes"):
+            known = self.ontology.relations if tool == "get_relations" else self.ontology.attributes
+            names = sorted(await self.freebase.relations(state.found, arguments[0]) & known)
+            return Change(state=state, text=", ".join(names)[:MAX_SHOWN_CHARS] or "none")
+        kind = self._kind(state, tool, arguments)
+        return await self._stored(state, Variable(tool=tool, arguments=arguments, kind=kind))
 
     def expert(self, state: FbState) -> str:
         """Return the file's next call that makes a new variable, then the answer."""
@@ -104,23 +101,23 @@ class FbWorld:
         return f"answer(#{len(calls) - 1})"
 
     def _kind(self, state: FbState, tool: str, arguments: tuple[str, ...]) -> str:
-        """Return the type of a call's result. Raises InvalidCall for invalid arguments."""
+        """Return the type of a call's result. Raises InvalidAction for invalid arguments."""
         kinds = [state.found[int(name[1:])].kind for name in arguments if name.startswith("#")]
         if tool == "get_neighbors":
             if arguments[1] not in self.ontology.relations:
-                raise InvalidCall(f"no relation {arguments[1]}"[:80])
+                raise InvalidAction(f"no relation {arguments[1]}"[:80])
             return self.ontology.kinds[arguments[1]]
         if tool == "intersection" and kinds[0] != kinds[1]:
-            raise InvalidCall(f"{kinds[0]} and {kinds[1]} have nothing in common")
+            raise InvalidAction(f"{kinds[0]} and {kinds[1]} have nothing in common")
         if tool in ("argmax", "argmin") and arguments[1] not in self.ontology.attributes:
-            raise InvalidCall(f"no attribute {arguments[1]}"[:80])
+            raise InvalidAction(f"no attribute {arguments[1]}"[:80])
         return NUMBER if tool == "count" else kinds[0]
 
     async def _stored(self, state: FbState, variable: Variable) -> Change[FbState]:
         if variable in state.found:
             return Change(state=state, text=f"#{state.found.index(variable)} {variable.kind}")
         if len(state.found) == MAX_VARIABLES or program_size(state.found, variable) > MAX_PROGRAM_CALLS:
-            raise InvalidCall("too many variables, or too long a way to this one")
+            raise InvalidAction("too many variables, or too long a way to this one")
         found, name = (*state.found, variable), f"#{len(state.found)}"
         if variable.tool != "count" and await self.freebase.is_empty(found, name):
             return Change(state=state, text="nothing")
@@ -159,20 +156,20 @@ def read_ontology(folder: Path) -> Ontology:
 
 
 def _parsed(state: FbState, action: str) -> tuple[str, tuple[str, ...]]:
-    """Return the tool and its arguments: entities, existing variables and names of relations. Raises InvalidCall."""
+    """Return the tool and its arguments: entities, existing variables and names of relations. Raises InvalidAction."""
     found = _CALL.fullmatch(action)
     arguments = tuple(part.strip() for part in found[2].split(",")) if found else ()
     if found is None or found[1] not in ARITY or len(arguments) != ARITY[found[1]]:
-        raise InvalidCall("no such call")
+        raise InvalidAction("no such call")
     tool = found[1]
     takes_entities = tool in ("get_relations", "get_neighbors")
     named = arguments if tool == "intersection" else arguments[:1]
     for name in named:
         is_variable = name in {f"#{number}" for number in range(len(state.found))}
         if not is_variable and not (takes_entities and ENTITY.fullmatch(name)):
-            raise InvalidCall(f"no variable {name}"[:80])
+            raise InvalidAction(f"no variable {name}"[:80])
         if is_variable and tool != "answer" and state.found[int(name[1:])].kind == NUMBER:
-            raise InvalidCall("a number has no members")
+            raise InvalidAction("a number has no members")
     if len(named) < len(arguments) and RELATION.fullmatch(arguments[1]) is None:
-        raise InvalidCall(f"no relation {arguments[1]}"[:80])
+        raise InvalidAction(f"no relation {arguments[1]}"[:80])
     return tool, arguments

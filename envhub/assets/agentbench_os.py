@@ -18,7 +18,7 @@ from slipstream.envhub.isolation.file_tree import Tree
 from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.shell.action import ANSWER, BASH, parse_act, write_bash
 from slipstream.envhub.user_files import item_of, named_files
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_SHOWN_CHARS = 800  # AgentBench's own
 MAX_ANSWER_CHARS = 2000
@@ -66,8 +66,7 @@ class OsWorld:
     async def act(self, state: OsState, action: str) -> Change[OsState]:
         act = parse_act(action)
         if act is None or (len(act.text) > MAX_ANSWER_CHARS and act.verb == ANSWER):
-            hint = "say Act: bash with a command, Act: answer(...) or Act: finish"
-            return Change(state=state, text=hint, valid=False)
+            raise InvalidAction("say Act: bash with a command, Act: answer(...) or Act: finish")
         prepared = await prepare(self.task)
         tree = prepared.tree if state.tree is None else state.tree
         if act.verb != BASH:

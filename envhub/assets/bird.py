@@ -16,7 +16,7 @@ from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
 from slipstream.envhub.user_files import asset_path, item_of, named_files, read_records
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 FETCH = (
     "get BIRD from bird-bench.github.io or Spider from yale-lily.github.io/spider, unpack it, and give the path of a "
@@ -60,11 +60,11 @@ class BirdWorld:
     async def act(self, state: BirdState, action: str) -> Change[BirdState]:
         verb, query = verb_and_rest(action)
         if verb not in ("sql", "commit") or not query:
-            return Change(state=state, text="say sql QUERY or commit QUERY", valid=False)
+            raise InvalidAction("say sql QUERY or commit QUERY")
         try:
             columns, rows = await asyncio.to_thread(query_file, self.database, query, limits=POLICY_LIMITS)
         except SqlError as error:
-            return Change(state=state, text=f"error: {error}", valid=False)
+            raise InvalidAction(f"error: {error}") from None
         if verb == "sql":
             return Change(state=state, text=shown_rows(columns, rows))
         try:

@@ -21,7 +21,7 @@ from slipstream.envhub.sqldb.domain import Schema, Tables
 from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
 from slipstream.envhub.user_files import item_of, named_files, read_lines
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 CHANGES = ("INSERT", "DELETE", "UPDATE")
 FETCH = "get data/dbbench/standard.jsonl (or dev.jsonl) of github.com/THUDM/AgentBench, and give its path"
@@ -98,21 +98,21 @@ class DbWorld:
     async def act(self, state: DbState, action: str) -> Change[DbState]:
         verb, rest = verb_and_rest(action)
         if verb not in ("sql", "answer", "commit"):
-            return _refused(state, "say sql STATEMENT, answer [...] or commit")
+            raise InvalidAction("say sql STATEMENT, answer [...] or commit")
         if verb == "sql":
             try:
                 result = run_sql(self.schema, state.tables, rest)
             except SqlError as error:
-                return _refused(state, f"error: {error}")
+                raise InvalidAction(f"error: {error}") from None
             return Change(state=DbState(tables=result.tables), text=shown_rows(result.columns, result.rows))
         if self.item.is_change:
             if verb == "answer" or rest:
-                return _refused(state, "a change is committed by commit alone")
+                raise InvalidAction("a change is committed by commit alone")
             right = state.tables == run_sql(self.schema, self.first.tables, self.item.label[0]).tables
         else:
             answer = _texts(rest) if verb == "answer" else None
             if answer is None:
-                return _refused(state, 'the answer is a JSON list of texts, answer ["..."]')
+                raise InvalidAction('the answer is a JSON list of texts, answer ["..."]')
             right = is_right_answer(answer, self.item.label)
         return Change(state=state, text="committed", over=True, score=float(right))
 
@@ -172,7 +172,3 @@ def _texts(answer: str) -> list[str] | None:
     except MALFORMED:
         return None
     return [str(member) for member in members]
-
-
-def _refused(state: DbState, why: str) -> Change[DbState]:
-    return Change(state=state, text=why, valid=False)

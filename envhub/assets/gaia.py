@@ -18,7 +18,7 @@ from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.user_files import item_of, named_files, read_records, read_rows
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_SHOWN_CHARS = 4000
 MAX_ATTACHMENT_BYTES = 48 << 20
@@ -80,20 +80,17 @@ class GaiaWorld:
         if python := _PYTHON.fullmatch(action):
             program = program_in(python[1])
             if not program.strip():
-                return Change(state=state, text="a program is needed", valid=False)
+                raise InvalidAction("a program is needed")
             return Change(state=state, text=await self._printed(program))
         call = _CALL.fullmatch(action)
         if call is None or not call[2].strip():
-            return Change(state=state, text="say read(name), calculate(...), python or answer(...)", valid=False)
+            raise InvalidAction("say read(name), calculate(...), python or answer(...)")
         verb, argument = call[1].lower(), call[2].strip()
         if verb == "answer":
             score = float(is_gaia_match(argument, self.item.answer))
             return Change(state=state, text="answered", over=True, score=score)
         if verb == "calculate":
-            try:
-                return Change(state=state, text=calculate(argument))
-            except ValueError as error:
-                return Change(state=state, text=str(error), valid=False)
+            return Change(state=state, text=calculate(argument))
         return self._read(state, argument)
 
     def expert(self, state: GaiaState) -> str:
@@ -102,11 +99,11 @@ class GaiaWorld:
 
     def _read(self, state: GaiaState, name: str) -> Change[GaiaState]:
         if name != self.item.file_name:
-            return Change(state=state, text=f"no file {name}"[:80], valid=False)
+            raise InvalidAction(f"no file {name}"[:80])
         try:
             text = (self.folder / name).read_bytes().decode()
         except UnicodeDecodeError:
-            return Change(state=state, text=f"{name} is no text; open it with python", valid=False)
+            raise InvalidAction(f"{name} is no text; open it with python") from None
         cut = "\n[cut]" if len(text) > MAX_SHOWN_CHARS else ""
         return Change(state=GaiaState(is_read=True), text=(text[:MAX_SHOWN_CHARS] + cut).strip() or "(empty)")
 

@@ -25,7 +25,7 @@ from slipstream.envhub.isolation.sandbox import Place, require_sandbox
 from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.git import policy_script, require_git
 from slipstream.envhub.user_files import asset_path, item_of, named_files
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
 MAX_FILE_BYTES = 2 << 20  # the largest file that an edit may make
@@ -77,8 +77,7 @@ class SwebenchWorld:
         is_text = len(encoded) <= MAX_ACTION_BYTES and encoded.decode() == action and "\0" not in action
         found = _ACTION.fullmatch(action.strip()) if is_text else None
         if found is None:
-            hint = "say view PATH, edit PATH FIRST-LAST, bash COMMAND, diff or submit"
-            return Change(state=state, text=hint, valid=False)
+            raise InvalidAction("say view PATH, edit PATH FIRST-LAST, bash COMMAND, diff or submit")
         checkout = await asyncio.to_thread(check_out, self.playable, self.checkouts)
         command = found["command"] if found["block"] is None else found["block"]
         match (found["verb"] or "").lower():
@@ -93,12 +92,10 @@ class SwebenchWorld:
         node = _node(path, state.layer, checkout.folder)
         content = text_of(node)
         if node is None or content is None:
-            return Change(state=state, text=f"no file {path} that is text"[:200], valid=False)
+            raise InvalidAction(f"no file {path} that is text"[:200])
         if found["viewed"]:
             return _viewed(state, path, content, found)
         done = edited(path, content, found, max_chars=MAX_FILE_BYTES)
-        if done.content is None:
-            return Change(state=state, text=done.text, valid=False)
         layer = {**state.layer, path: Node(kind="file", content=done.content.encode(), mode=node.mode)}
         if layer[path] == _node(path, {}, checkout.folder):
             del layer[path]
@@ -182,6 +179,6 @@ def _viewed(state: SwebenchState, path: str, content: str, found: re.Match[str])
     lines, first = lines_of(content), int(found["from"] or 1)
     last = min(int(found["to"] or len(lines)), first + NUM_SHOWN_LINES - 1, len(lines))
     if lines and not 1 <= first <= last:
-        return Change(state=state, text=f"{path} has the lines 1 to {len(lines)}", valid=False)
+        raise InvalidAction(f"{path} has the lines 1 to {len(lines)}")
     rest = f"\n[{path} has the lines 1 to {len(lines)}]" if last - first + 1 < len(lines) else ""
     return Change(state=state, text=(numbered(lines[first - 1 : last], first=first) or "(empty)") + rest)

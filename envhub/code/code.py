@@ -17,7 +17,7 @@ from slipstream.envhub.env_options import check_range
 from slipstream.envhub.isolation.program import ProgramRun, program_in, run_on_inputs
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 500  # of one output
 NUM_TESTS = 6  # inputs that judge a program
@@ -45,7 +45,7 @@ class CodeWorld:
         found = _ACTION.fullmatch(action)
         program = program_in(found[2]) if found else ""
         if found is None or not program:
-            return Change(state=state, text="write run or submit, followed by the program", valid=False)
+            raise InvalidAction("write run or submit, followed by the program")
         if found[1].lower() == "run":
             runs = await run_on_inputs(program, [given for given, _ in self.problem.examples], limits=LIMITS)
             return Change(state=state, text="\n".join(f"Output: {_shown(run) or '(nothing)'}" for run in runs))

@@ -22,7 +22,7 @@ from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.user_files import by_split, item_of, row_source
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 NONE = "none"
 FETCH = "give the path of a .jsonl, .json or .parquet file, with one task in each row, or hub:NAME:SPLIT"
@@ -71,7 +71,7 @@ class DatasetWorld:
         try:
             calls = calls_in(action)
         except ValueError as error:
-            return Change(state=state, text=str(error), role="tool", valid=False)
+            raise InvalidAction(str(error), role="tool") from None
         script = self.item.script
         text = await answers_to(calls, script=script, place=state.place, function=self.tool_function, row=self.item.row)
         return Change(state=DatasetState(place=script.after(action, state.place)), text=text, role="tool")

@@ -8,7 +8,7 @@ import msgspec
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.name_list import name_list
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change
+from slipstream.envhub.world import Change, InvalidAction
 
 ARMS = name_list(
     """
@@ -47,7 +47,7 @@ class BanditWorld:
     async def act(self, state: BanditState, action: str) -> Change[BanditState]:
         found = _ACTION.fullmatch(action)
         if found is None or found[2].lower() not in self.arms:
-            return Change(state=state, text="no such arm", valid=False)
+            raise InvalidAction("no such arm")
         verb, arm = found[1].lower(), found[2].lower()
         if verb == "keep":
             kept = BanditState(pays=state.pays, kept=arm)

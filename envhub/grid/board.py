@@ -12,7 +12,7 @@ import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change
+from slipstream.envhub.world import Change, InvalidAction
 
 WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
 BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"
@@ -67,7 +67,7 @@ class BoardWorld:
     async def act(self, state: BoardState, action: str) -> Change[BoardState]:
         move = action.strip().lower()
         if move not in MOVES:
-            return Change(state=state, text="no such move", valid=False)
+            raise InvalidAction("no such move")
         moved = _moved(self.cells, self.slips, state, _step(move, self.size))
         distance = self.distances.get(moved)
         return Change(state=moved, text=_drawn(self, moved), over=not distance, score=float(distance == 0))

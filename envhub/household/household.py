@@ -11,7 +11,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.household.expert import next_action
 from slipstream.envhub.household.house import VERBS, State, act, admissible, is_won
 from slipstream.envhub.household.household_task import TASK_TYPES, Room, make_room, opening_text
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 FULL_RULES = (
     "You are in a room and have a task to do. You can hold one thing. Closed receptacles must be opened to see or "
@@ -29,7 +29,7 @@ class HouseholdWorld:
     async def act(self, state: State, action: str) -> Change[State]:
         change = act(self.room, state, action)
         if change is None:
-            return Change(state=state, text="Nothing happens.", valid=False)
+            raise InvalidAction("Nothing happens.")
         won = is_won(self.room, change.state)
         return Change(state=change.state, text=change.text, over=won, score=float(won))
 

@@ -17,7 +17,7 @@ from slipstream.envhub.env_options import check_range
 from slipstream.envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
 from slipstream.envhub.kg.graph_question import Question, draw_question
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_VARIABLES = 64
 RULES = (
@@ -38,10 +38,6 @@ class KgState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     found: tuple[Entities, ...] = ()  # the values of #1, #2 and so on; all differ
 
 
-class InvalidCall(Exception):
-    """The call cannot be done; the message says why."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KgWorld:
     opening: str
@@ -50,16 +46,13 @@ class KgWorld:
     first: KgState = field(default_factory=KgState)
 
     async def act(self, state: KgState, action: str) -> Change[KgState]:
-        try:
-            tool, arguments = _parsed(action)
-            if tool == "answer":
-                score = f1(self._variable(state, arguments[0]), self.question.answer)
-                return Change(state=state, text="answered", over=True, score=score)
-            if tool in ("get_relations", "get_attributes"):
-                return Change(state=state, text=" ".join(self._listed(state, tool, arguments[0])) or "none")
-            return self._stored(state, self._result(state, tool, arguments))
-        except InvalidCall as error:
-            return Change(state=state, text=str(error), valid=False)
+        tool, arguments = _parsed(action)
+        if tool == "answer":
+            score = f1(self._variable(state, arguments[0]), self.question.answer)
+            return Change(state=state, text="answered", over=True, score=score)
+        if tool in ("get_relations", "get_attributes"):
+            return Change(state=state, text=" ".join(self._listed(state, tool, arguments[0])) or "none")
+        return self._stored(state, self._result(state, tool, arguments))
 
     def admissible(self, state: KgState) -> list[str]:
         sets: dict[str, Entities] = {start: (start,) for start in self.question.starts}
@@ -92,7 +85,7 @@ class KgWorld:
     def _listed(self, state: KgState, tool: str, name: str) -> list[str]:
         entities = self._set(state, name) if tool == "get_relations" else self._variable(state, name)
         if _is_count(entities):
-            raise InvalidCall("a number has neither relations nor attributes")
+            raise InvalidAction("a number has neither relations nor attributes")
         if tool == "get_relations":
             return self.graph.relations(entities)
         return [ATTRIBUTES[self.graph.kinds[entities[0]]]]
@@ -101,17 +94,17 @@ class KgWorld:
         if tool == "get_neighbors":
             entities = self._set(state, arguments[0])
             if _is_count(entities) or arguments[1] not in self.graph.relations(entities):
-                raise InvalidCall(f"no relation {arguments[1]} there")
+                raise InvalidAction(f"no relation {arguments[1]} there")
             return self.graph.neighbours(entities, arguments[1])
         entities = self._variable(state, arguments[0])
         if tool == "intersection":
             return tuple(sorted(set(entities) & set(self._variable(state, arguments[1]))))
         if _is_count(entities):
-            raise InvalidCall("a number has neither members nor attributes")
+            raise InvalidAction("a number has neither members nor attributes")
         if tool == "count":
             return (str(len(entities)),)
         if arguments[1] != ATTRIBUTES[self.graph.kinds[entities[0]]]:
-            raise InvalidCall(f"no attribute {arguments[1]} there")
+            raise InvalidAction(f"no attribute {arguments[1]} there")
         return ((max if tool == "argmax" else min)(entities, key=self.graph.numbers.__getitem__),)
 
     def _stored(self, state: KgState, entities: Entities) -> Change[KgState]:
@@ -121,20 +114,20 @@ class KgWorld:
         if entities in state.found:
             return Change(state=state, text=f"#{state.found.index(entities) + 1} {kind}")
         if len(state.found) == MAX_VARIABLES:
-            raise InvalidCall("too many variables")
+            raise InvalidAction("too many variables")
         return Change(state=KgState(found=(*state.found, entities)), text=f"#{len(state.found) + 1} {kind}")
 
     def _set(self, state: KgState, name: str) -> Entities:
         if name.startswith("#"):
             return self._variable(state, name)
         if name not in self.graph.kinds:
-            raise InvalidCall(f"no entity {name}"[:80])
+            raise InvalidAction(f"no entity {name}"[:80])
         return (name,)
 
     def _variable(self, state: KgState, name: str) -> Entities:
         number = name.removeprefix("#")
         if not name.startswith("#") or number not in map(str, range(1, len(state.found) + 1)):
-            raise InvalidCall(f"no variable {name}"[:80])
+            raise InvalidAction(f"no variable {name}"[:80])
         return state.found[int(number) - 1]
 
 
@@ -170,7 +163,7 @@ def _parsed(action: str) -> tuple[str, list[str]]:
     tool = "".join(found[1].lower().split()) if found else ""
     arguments = ["".join(argument.lower().split()) for argument in found[2].split(",")] if found else []
     if tool not in ARITY or len(arguments) != ARITY[tool]:
-        raise InvalidCall("no such call")
+        raise InvalidAction("no such call")
     return tool, arguments
 
 

@@ -5,6 +5,8 @@ import operator
 import re
 from collections.abc import Callable
 
+from slipstream.envhub.world import InvalidAction
+
 MAX_EXPRESSION_CHARS = 200
 
 _SIGNS = re.compile(r"[-+*/.()\d\s]+", re.ASCII)
@@ -20,17 +22,19 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 def calculate(expression: str) -> str:
     """Return the value of `expression`, to ten decimal places: "7 / 2" gives "3.5", "6 / 2" gives "3".
 
-    Raises ValueError, with the reason, for a malformed expression and for one without a value, such as 1 / 0.
+    Raises InvalidAction, with the reason, for a malformed expression and for one without a value, such as 1 / 0.
     """
     if len(expression) > MAX_EXPRESSION_CHARS or _SIGNS.fullmatch(expression) is None:
-        raise ValueError(f"an expression has at most {MAX_EXPRESSION_CHARS} characters: numbers, + - * / and brackets")
+        raise InvalidAction(
+            f"an expression has at most {MAX_EXPRESSION_CHARS} characters: numbers, + - * / and brackets"
+        )
     try:
         value = _value(ast.parse(_POINT.sub(".", expression).strip(), mode="eval").body)
         return str(int(value)) if value == int(value) else str(round(value, 10))
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError("not a valid expression") from None
+        raise InvalidAction("not a valid expression") from None
     except ArithmeticError as error:
-        raise ValueError(str(error)) from None
+        raise InvalidAction(str(error)) from None
 
 
 def _value(node: ast.expr) -> float:
@@ -40,4 +44,4 @@ def _value(node: ast.expr) -> float:
         return -_value(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("only + - * / are supported")
+    raise InvalidAction("only + - * / are supported")

@@ -21,7 +21,7 @@ from slipstream.envhub.research.corpus import Corpus, draw_corpus
 from slipstream.envhub.research.corpus_question import Question, draw_question
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 2000
 LIMITS = Limits()  # of a program
@@ -58,11 +58,11 @@ class ResearchWorld:
         if found := _PYTHON.fullmatch(action):
             program = program_in(found[1])
             if not program:
-                return Change(state=state, text="write a program after python", valid=False)
+                raise InvalidAction("write a program after python")
             return self._computed(state, await self._printed(state, program))
         call = _CALL.fullmatch(action)
         if call is None or not call[2].strip():
-            return Change(state=state, text="no such call", valid=False)
+            raise InvalidAction("no such call")
         tool, argument = call[1].lower(), call[2].strip()
         if tool == "answer":
             return Change(
@@ -71,10 +71,7 @@ class ResearchWorld:
         if tool == "search":
             return self._searched(state, argument)
         if tool == "calculate":
-            try:
-                return self._computed(state, calculate(argument))
-            except ValueError as error:
-                return Change(state=state, text=str(error), valid=False)
+            return self._computed(state, calculate(argument))
         return self._read(state, tool, "".join(argument.lower().split()))
 
     def expert(self, state: ResearchState) -> str:
@@ -101,7 +98,7 @@ class ResearchWorld:
             text = self._files(state).get(name, "").strip()
         if not text:
             what = "page" if tool == "open" else "file of an opened page"
-            return Change(state=state, text=f"no {what} has the name {name}"[:80], valid=False)
+            raise InvalidAction(f"no {what} has the name {name}"[:80])
         return Change(state=msgspec.structs.replace(state, read=state.read | {name}), text=text)
 
     def _computed(self, state: ResearchState, result: str) -> Change[ResearchState]:

@@ -16,7 +16,7 @@ from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_
 from slipstream.envhub.shell.action import ANSWER, BASH, FINISH, parse_act, write_bash
 from slipstream.envhub.shell.shell_task import Job, draw_job, draw_tree
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_SHOWN_CHARS = 4000
 NUM_FILES = 12
@@ -44,7 +44,7 @@ class ShellWorld:
         act = parse_act(action)
         if act is None or (act.verb == (ANSWER if self.job.result is not None else FINISH)):
             ending = "Act: finish" if self.job.result is not None else "Act: answer(...)"
-            return Change(state=state, text=f"write Act: bash with a command, or {ending}", valid=False)
+            raise InvalidAction(f"write Act: bash with a command, or {ending}")
         if act.verb != BASH:
             is_done = (state.tree, state.processes) == (self.job.result, self.job.left)
             right = act.text == self.job.answer if act.verb == ANSWER else is_done

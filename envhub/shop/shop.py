@@ -12,7 +12,7 @@ from slipstream.envhub.shop.full import make_full_store
 from slipstream.envhub.shop.products import Goal, Product, Store
 from slipstream.envhub.shop.purchase_reward import purchase_reward
 from slipstream.envhub.shop.small import make_small_store
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 FULL_RULES = (
     "You are shopping online. Find a product that matches the instruction, choose its options, and buy it. "
@@ -61,7 +61,7 @@ class ShopWorld:
         profile, store = self.profile, self.store
         page = pages.next_page(store, state, action, page_size=profile.page_size, ranked=profile.ranked)
         if page is None:
-            return Change(state=state, text=profile.refusal, valid=False)
+            raise InvalidAction(profile.refusal)
         text = profile.text(store, page, profile.page_size)
         if not page.bought:
             return Change(state=page, text=text)

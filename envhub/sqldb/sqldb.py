@@ -14,7 +14,7 @@ from slipstream.envhub.sqldb.domain import DOMAINS, NUM_ROWS, Domain, Tables, dr
 from slipstream.envhub.sqldb.sqldb_task import Request, draw_request
 from slipstream.envhub.sqldb.sqlite_engine import Result, SqlError, run_sql
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 2000
@@ -42,16 +42,16 @@ class SqlWorld:
     async def act(self, state: SqlState, action: str) -> Change[SqlState]:
         verb, statement = verb_and_rest(action)
         if verb not in ("sql", "commit"):
-            return Change(state=state, text="write sql STATEMENT or commit", valid=False)
+            raise InvalidAction("write sql STATEMENT or commit")
         if verb == "commit" and self.request.writes != (not statement):
             needs = "to end a change, write commit alone" if self.request.writes else "to answer, write commit QUERY"
-            return Change(state=state, text=needs, valid=False)
+            raise InvalidAction(needs)
         try:
             if verb == "commit":
                 return Change(state=state, text="committed", over=True, score=float(self._is_right(state, statement)))
             result = run_sql(self.domain.schema, state.tables, statement)
         except SqlError as error:
-            return Change(state=state, text=f"error: {error}", valid=False)
+            raise InvalidAction(f"error: {error}") from None
         return Change(state=SqlState(tables=result.tables), text=shown_rows(result.columns, result.rows))
 
     def expert(self, state: SqlState) -> str:

@@ -21,7 +21,7 @@ from slipstream.envhub.swe import git, tests
 from slipstream.envhub.swe.file_edits import cut, edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.repo import Repo, draw_name, draw_repo
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_FILE_CHARS = 20_000
 LIMITS = Limits(wall_s=20.0)  # of one test run or command
@@ -59,8 +59,7 @@ class SweWorld:
     async def act(self, state: SweState, action: str) -> Change[SweState]:
         found = _ACTION.fullmatch(action.strip())
         if found is None:
-            text = "write view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit"
-            return Change(state=state, text=text, valid=False)
+            raise InvalidAction("write view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit")
         tree = git.with_layer(self.tree, state.layer)
         match (found["verb"] or "").lower():
             case "test":
@@ -76,7 +75,7 @@ class SweWorld:
         path = found["viewed"] or found["edited"]
         content = text_of(tree.get(path))
         if content is None:
-            return Change(state=state, text=f"no file {path}"[:80], valid=False)
+            raise InvalidAction(f"no file {path}"[:80])
         if found["viewed"]:
             text = numbered(lines_of(content), first=1)
             return Change(state=msgspec.structs.replace(state, seen=state.seen | {path}), text=text or "(empty)")
@@ -114,8 +113,7 @@ class SweWorld:
     async def _run(self, state: SweState, command: str) -> Change[SweState]:
         """Run `command` in bash, in the git repository, which is made before the first command."""
         if len(command) > MAX_COMMAND_CHARS or "\0" in command or command.encode(errors="replace").decode() != command:
-            refusal = f"a command must be valid text of at most {MAX_COMMAND_CHARS} characters"
-            return Change(state=state, text=refusal, valid=False)
+            raise InvalidAction(f"a command must be valid text of at most {MAX_COMMAND_CHARS} characters")
         layer = state.layer
         if ".git" not in layer:
             layer = layer | git.layer_of(self.tree, await git.with_first_commit(self.tree, limits=LIMITS))
@@ -135,14 +133,12 @@ class SweWorld:
 
     def _edited(self, state: SweState, path: str, content: str, found: re.Match[str]) -> Change[SweState]:
         done = edited(path, content, found, max_chars=MAX_FILE_CHARS)
-        if done.content is None:
-            return Change(state=state, text=done.text, valid=False)
         tree = git.with_layer(self.tree, state.layer)
         tree |= {path: file(done.content, tree[path].mode)}
         try:
             require_room(tree, limits=LIMITS)
         except TreeError as error:
-            return Change(state=state, text=f"the files are too large: {error}", valid=False)
+            raise InvalidAction(f"the files are too large: {error}") from None
         layer = git.layer_of(self.tree, tree)
         is_tested = state.is_tested and done.content == content
         return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.text)

@@ -13,7 +13,7 @@ from slipstream.envhub.env_options import check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
 from slipstream.envhub.tools.tools_task import Errand, draw_errands, draw_servers
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 MAX_ACTION_CHARS = 2000
 DONE = "done"
@@ -58,7 +58,7 @@ class ToolsWorld:
                 return await self.act(state, DONE)
             text, servers = call_tool(state.servers, call.name, call.arguments)
         except (ValueError, RecursionError) as error:
-            return Change(state=state, text=f"error: {error}", valid=False)
+            raise InvalidAction(f"error: {error}") from None
         matching = {position for position, needed in enumerate(self.calls) if needed == (call.name, call.arguments)}
         seen = state.seen | {position for position in matching if self.path[position] == self.path[position + 1]}
         return Change(state=ToolsState(servers=servers, seen=seen), text=text)

@@ -26,7 +26,7 @@ from slipstream.envhub.web.site import (
     respond,
 )
 from slipstream.envhub.web.web_task import ERRANDS, NUM_ITEMS, Errand, draw_errand, draw_site, draw_state
-from slipstream.envhub.world import Change, WorldEnv, rules_in
+from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
 RULES = (
     "Do the errands on a web site. A page is shown as text: [1] home is a link, [2] name = _ an empty field, [3] count "
@@ -48,10 +48,6 @@ class WebState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     browser: Browser
 
 
-class _InvalidAction(Exception):
-    """The action cannot be done; the message says why."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WebWorld:
     opening: str
@@ -65,16 +61,13 @@ class WebWorld:
 
     async def act(self, state: WebState, action: str) -> Change[WebState]:
         found = _ACTION.fullmatch(action.strip())
-        try:
-            if found is None:
-                raise _InvalidAction("write goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")
-            if (found["verb"] or "").lower() == "done":
-                return Change(state=state, text="bye", over=True, score=float(_is_alike(state.site, self.goal)))
-            if found["field"]:
-                return _typed(state, int(found["field"]), " ".join(found["text"].split()))
-            path, form = _request(state.browser, found)
-        except _InvalidAction as error:
-            return Change(state=state, text=str(error), valid=False)
+        if found is None:
+            raise InvalidAction("write goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")
+        if (found["verb"] or "").lower() == "done":
+            return Change(state=state, text="bye", over=True, score=float(_is_alike(state.site, self.goal)))
+        if found["field"]:
+            return _typed(state, int(found["field"]), " ".join(found["text"].split()))
+        path, form = _request(state.browser, found)
         after = _opened(self.site, state, path, form)
         return Change(state=after, text=page_text(after.browser))
 
@@ -186,10 +179,10 @@ def _opened(site: Site, state: WebState, path: str, form: Mapping[str, str] | No
 
 
 def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
-    """Replace the content of a field by `text`. Raises _InvalidAction."""
+    """Replace the content of a field by `text`. Raises InvalidAction."""
     element = _element(state.browser, number, ("field", "choice"))
     if len(text) > MAX_TEXT_CHARS or not text.isprintable() or (element.options and text not in element.options):
-        raise _InvalidAction(f"{element.label} does not accept this text")
+        raise InvalidAction(f"{element.label} does not accept this text")
     typed = {other: value for other, value in state.browser.typed.items() if other != str(number)}
     if text != element.value:
         typed[str(number)] = text
@@ -198,15 +191,15 @@ def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
 
 
 def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str] | None]:
-    """Return the path that an action opens, and the form to post there, or None for a GET. Raises _InvalidAction."""
+    """Return the path that an action opens, and the form to post there, or None for a GET. Raises InvalidAction."""
     if found["path"]:
         path = "".join(found["path"].lower().split())
         if len(path) > MAX_PATH_CHARS:
-            raise _InvalidAction(f"a path has at most {MAX_PATH_CHARS} characters")
+            raise InvalidAction(f"a path has at most {MAX_PATH_CHARS} characters")
         return path, None
     if found["verb"]:
         if not browser.previous:
-            raise _InvalidAction("there is no previous page")
+            raise InvalidAction("there is no previous page")
         return browser.previous, None
     if found["on"].lower() == "click":
         return _element(browser, int(found["number"]), ("link",)).target, None
@@ -218,10 +211,10 @@ def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str
 
 
 def _element(browser: Browser, number: int, kinds: tuple[str, ...]) -> Element:
-    """Return the element with this number. Raises _InvalidAction unless the page has one of these kinds there."""
+    """Return the element with this number. Raises InvalidAction unless the page has one of these kinds there."""
     elements = browser.page.elements
     if not 1 <= number <= len(elements) or elements[number - 1].kind not in kinds:
-        raise _InvalidAction(f"no {' or '.join(kinds)} has the number {number}")
+        raise InvalidAction(f"no {' or '.join(kinds)} has the number {number}")
     return elements[number - 1]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, Observation
-from slipstream.envhub.world import Change, World
+from slipstream.envhub.world import Change, World, tried
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -115,7 +115,7 @@ def said(observation: Observation) -> str:
 
 def act(world: World[S], action: str, state: S | None = None) -> Change[S]:
     """The result of `action` in `state`, or else at the start."""
-    return asyncio.run(world.act(world.first if state is None else state, action))
+    return asyncio.run(tried(world, world.first if state is None else state, action))
 
 
 async def rollout(env: Env, case: Case, task: Task, rng: random.Random, *, noise: float) -> list[Observation]:

@@ -4,7 +4,7 @@ import asyncio
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.craft import CraftState, CraftWorld, Recipe, make_craft
-from slipstream.envhub.world import Change
+from slipstream.envhub.world import Change, tried
 
 WORLD = CraftWorld(
     goal="table",
@@ -17,7 +17,7 @@ WORLD = CraftWorld(
 
 
 def act(held: dict[str, int], action: str) -> Change[CraftState]:
-    return asyncio.run(WORLD.act(CraftState(held=held), action))
+    return asyncio.run(tried(WORLD, CraftState(held=held), action))
 
 
 def test_get_gives_only_raw_items_and_at_most_nine_at_once() -> None:

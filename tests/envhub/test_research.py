@@ -14,6 +14,7 @@ from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import LINKS, Page
 from slipstream.envhub.research.corpus_question import ENDINGS
 from slipstream.envhub.research.research import ResearchState, ResearchWorld, make_research
+from slipstream.envhub.world import InvalidAction
 from tests.envhub.env_cases import act
 
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
@@ -51,7 +52,7 @@ def test_the_calculator_calculates(expression: str, value: str) -> None:
 )
 def test_the_calculator_explains_a_refusal(reason: str, expressions: list[str]) -> None:
     for expression in expressions:
-        with pytest.raises(ValueError, match=reason):
+        with pytest.raises(InvalidAction, match=reason):
             calculate(expression)
 
 
