@@ -1,17 +1,19 @@
 """The common part of the environments of other packages and servers, whose states cannot be saved."""
 
-from typing import ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 
 
-class Begun(Protocol):
+@dataclass(kw_only=True, slots=True)
+class Begun:
     """An episode that has been started."""
 
     task: Task
-    is_over: bool
+    is_over: bool = False
 
 
 E = TypeVar("E", bound=Begun)
@@ -45,10 +47,22 @@ def answered(
 
 
 class ReplayedEnv(Generic[E]):
-    """An `Env` without snapshots, which checks whether an episode is running. A subclass sets `_episode` in `reset`."""
+    """An `Env` without snapshots, which keeps whether an episode is running.
+
+    A subclass sets `_episode` in `reset`, and does an action in `_act`.
+    """
 
     replay_only: ClassVar[bool] = True
     _episode: E | None = None
+
+    async def step(self, action: str) -> Observation:
+        episode = self._running()
+        observation = await self._act(episode, action)
+        episode.is_over = observation.done
+        return observation
+
+    async def _act(self, episode: E, action: str) -> Observation:
+        raise NotImplementedError
 
     async def close(self) -> None:
         self._episode = None

@@ -29,7 +29,7 @@ from slipstream.envhub.isolation.chromium import PAGES, require_chromium, requir
 from slipstream.envhub.isolation.own_process import OwnProcess
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 from slipstream.envhub.user_files import item_of
 
@@ -39,10 +39,8 @@ MAX_ANSWER_BYTES = 8 << 20
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
-    task: Task
+class _Episode(Begun):
     total_reward: float = 0.0
-    is_over: bool = False
 
 
 class _Worker:
@@ -122,14 +120,13 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         self._episode = _Episode(task=task)
         return opened(f"{shown.goal}\n\n{shown.page}", rules=shown.rules)
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         assert self._worker is not None
         shown = await self._worker.request(DoAction(action=action))
         episode.total_reward += shown.reward
-        episode.is_over = shown.terminated or shown.truncated
-        score = min(1.0, max(0.0, episode.total_reward)) if episode.is_over else 0.0
-        text = "the task is over" if episode.is_over else shown.page
+        is_over = shown.terminated or shown.truncated
+        score = min(1.0, max(0.0, episode.total_reward)) if is_over else 0.0
+        text = "the task is over" if is_over else shown.page
         return answered(
             f"{shown.error}\n\n{text}" if shown.error else text,
             {"task": shown.reward},

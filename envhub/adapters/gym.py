@@ -14,18 +14,16 @@ from slipstream.envhub.env import Observation
 from slipstream.envhub.gym_speech import Ending, Moment, Speech
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'gymnasium==1.4.*'"
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
-    task: Task
+class _Episode(Begun):
     moment: Moment
     total_reward: float = 0.0
-    is_over: bool = False
 
 
 class GymEnv(ReplayedEnv[_Episode]):
@@ -58,8 +56,7 @@ class GymEnv(ReplayedEnv[_Episode]):
         self._episode = _Episode(task=task, moment=moment)
         return opened(self._speech.show(moment), rules=self._speech.rules)
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         meant = self._speech.parse(episode.moment, action)
         if meant is None:
             return answered(f"no such action\n{self._speech.show(episode.moment)}", {"gym": 0.0}, valid=False)
@@ -67,9 +64,8 @@ class GymEnv(ReplayedEnv[_Episode]):
         observation, reward, terminated, truncated, info = await self._thread.call(lambda: self._env.step(meant))
         episode.moment = replace(episode.moment, observation=observation, info=info)
         episode.total_reward += float(reward)
-        episode.is_over = bool(terminated or truncated)
         ending = Ending(terminated=bool(terminated), last_reward=float(reward), total_reward=episode.total_reward)
-        score = self._speech.score(ending) if episode.is_over else 0.0
+        score = self._speech.score(ending) if terminated or truncated else 0.0
         return answered(
             self._speech.show(episode.moment),
             {"gym": float(reward)},

@@ -14,7 +14,7 @@ from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSessio
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import read_secrets
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.user_files import item_of, named_files, read_lines
 
 MAX_ACTION_CHARS = 20_000
@@ -68,11 +68,9 @@ class ToolTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
-    task: Task
+class _Episode(Begun):
     item: ToolTask
     num_solved: int = 0  # calls of the solution that have been made, from the first
-    is_over: bool = False
 
 
 class McpEnv(ReplayedEnv[_Episode]):
@@ -121,8 +119,7 @@ class McpEnv(ReplayedEnv[_Episode]):
         tools = [json.dumps(tool) for tool in self._session.tools if tool["name"] not in self._hidden]
         return opened(item.instruction, rules=RULES + "\n".join(tools))
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         answer = _ANSWER.fullmatch(action)
         if answer or action.strip().lower() == DONE:
             if (episode.item.answer is None) == (answer is not None):
@@ -165,7 +162,6 @@ class McpEnv(ReplayedEnv[_Episode]):
         for check in item.check if right else ():
             reply = await self._session.call(check.name, check.arguments)
             right = right and not reply.is_error and check.holds(reply.text)
-        episode.is_over = True
         return answered("bye", {"solved": float(right)}, terminated=True, score=float(right))
 
 

@@ -13,7 +13,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import split_of, task_rng
 
 log = logging.getLogger(__name__)
@@ -49,11 +49,9 @@ REFUSED = {
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
-    task: Task
+class _Episode(Begun):
     data: Any  # the reasoning_gym data set of the one question
     entry: Mapping[str, Any]
-    is_over: bool = False
 
 
 class ReasoningEnv(ReplayedEnv[_Episode]):
@@ -79,12 +77,10 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         self._episode = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._drawn(task))
         return opened(self._episode.entry["question"])
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         answer = action.strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:
             return answered(f"say the answer, in at most {MAX_ANSWER_CHARS} characters", {"solved": 0.0}, valid=False)
-        episode.is_over = True
         score = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._score(episode, answer))
         return answered("right" if score == 1.0 else "wrong", {"solved": score}, terminated=True, score=score)
 

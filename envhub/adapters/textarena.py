@@ -12,7 +12,7 @@ from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
@@ -20,11 +20,9 @@ _RAW = "-raw"  # the suffix of a game's id without wrappers
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
-    task: Task
+class _Episode(Begun):
     game: Any
     random_state: GlobalRandom
-    is_over: bool = False
 
 
 class TextArenaEnv(ReplayedEnv[_Episode]):
@@ -48,12 +46,11 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         self._episode = _Episode(task=task, game=game, random_state=random_state)
         return opened(self._news(game))
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         game = episode.game
         with episode.random_state.within():
-            episode.is_over, _ = game.step(action=action)
-        if not episode.is_over:
+            is_over, _ = game.step(action=action)
+        if not is_over:
             return answered(self._news(game), {"game": 0.0}, valid=game.state.error_count == 0)
         rewards, info = game.close()
         if not isinstance(rewards[0], int | float):  # some games of 0.7.4 return the reason instead of the reward

@@ -15,7 +15,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.user_files import item_of, named_files, read_json
 
 INSTALL = "'textworld==1.7.0'"
@@ -34,11 +34,9 @@ class _AlfredGame(msgspec.Struct):
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
-    task: Task
+class _Episode(Begun):
     state: Any  # textworld's GameState
     score: float = 0.0  # the game's own, so far
-    is_over: bool = False
 
 
 class TextWorldEnv(ReplayedEnv[_Episode]):
@@ -68,17 +66,16 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
         self._episode = _Episode(task=task, state=state)
         return opened(_text(state.feedback))
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         command = " ".join(action.lower().split())
         known = {" ".join(listed.lower().split()): listed for listed in episode.state.admissible_commands}
         if command not in known:
             return answered("Nothing happens.", {"game": 0.0}, valid=False)
         assert self._thread is not None
-        episode.state, score, episode.is_over = await self._thread.call(lambda: self._game.step(known[command]))
+        episode.state, score, is_over = await self._thread.call(lambda: self._game.step(known[command]))
         gained, episode.score = float(score) - episode.score, float(score)
         text, won = _text(episode.state.feedback), bool(episode.state.won)
-        return answered(text, {"game": gained}, terminated=episode.is_over, score=float(won))
+        return answered(text, {"game": gained}, terminated=is_over, score=float(won))
 
     async def close(self) -> None:
         thread, self._thread, self._episode = self._thread, None, None

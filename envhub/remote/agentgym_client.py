@@ -21,7 +21,7 @@ from slipstream.envhub.env_options import check_choice, check_url
 from slipstream.envhub.remote.agentgym_servers import SERVERS
 from slipstream.envhub.remote.client_connection import SerialCalls, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode
@@ -36,12 +36,10 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
+class _Episode(Begun):
     session: aiohttp.ClientSession
     id: int
-    task: Task
     last_reward: float = 0.0
-    is_over: bool = False
     actions: list[str] | None = None
 
 
@@ -91,7 +89,8 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         return await self._calls.run(lambda: self._reset(task, numbers[task.index % len(numbers)]))
 
     async def step(self, action: str) -> Observation:
-        return await self._calls.run(lambda: self._step(valid_text(action)))
+        step = super().step
+        return await self._calls.run(lambda: step(valid_text(action)))
 
     async def close(self) -> None:
         await self._calls.run(self._close)
@@ -132,8 +131,7 @@ class AgentGymClient(ReplayedEnv[_Episode]):
             raise
         return episode
 
-    async def _step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
             return self._observed(episode, await self._request(episode, "step", {"action": action}))
 
@@ -141,10 +139,9 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         reward = _read(_field(answer, "reward"), float)
         change, episode.last_reward = reward - episode.last_reward, reward
         done = [_read(_field(answer, key), bool) for key in self._server.done_keys]
-        episode.is_over = any(done)
-        score = min(1.0, max(0.0, reward)) if episode.is_over else 0.0
+        score = min(1.0, max(0.0, reward)) if any(done) else 0.0
         text = self._with_actions(episode, answer, _field(answer, self._server.text_key))
-        return answered(text, {"agentgym": change}, terminated=done[0], truncated=episode.is_over, score=score)
+        return answered(text, {"agentgym": change}, terminated=done[0], truncated=any(done), score=score)
 
     def _opening(self, episode: _Episode, answer: bytes) -> str:
         match self._server.reset_answer:

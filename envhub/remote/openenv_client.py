@@ -22,7 +22,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_url
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import ReplayedEnv, answered, opened
+from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
@@ -58,11 +58,9 @@ class Error(msgspec.Struct, kw_only=True, frozen=True):
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode:
+class _Episode(Begun):
     connection: WebSocketConnection
-    task: Task
     total_reward: float = 0.0
-    is_over: bool = False
 
 
 class OpenEnvClient(ReplayedEnv[_Episode]):
@@ -98,7 +96,8 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         return await self._calls.run(lambda: self._reset(task, seed))
 
     async def step(self, action: str) -> Observation:
-        return await self._calls.run(lambda: self._step(action))
+        step = super().step
+        return await self._calls.run(lambda: step(valid_text(action)))
 
     async def close(self) -> None:
         await self._calls.run(self._drop)
@@ -127,10 +126,9 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
                 raise
             await asyncio.sleep(RETRY_S)
 
-    async def _step(self, action: str) -> Observation:
-        episode, text = self._running(), valid_text(action)
+    async def _act(self, episode: _Episode, action: str) -> Observation:
         async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
-            answer = await _request(episode.connection, "step", {self._action_field: text})
+            answer = await _request(episode.connection, "step", {self._action_field: action})
             if isinstance(answer, Error):
                 raise _failure(answer)
             return self._observed(episode, answer)
@@ -138,7 +136,6 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
     def _observed(self, episode: _Episode, data: ObservationData) -> Observation:
         reward = float(data.reward or 0.0)
         episode.total_reward += reward
-        episode.is_over = data.done
         score = min(1.0, max(0.0, episode.total_reward)) if data.done else 0.0
         return answered(self._text(data), {"openenv": reward}, terminated=data.done, score=score)
 
