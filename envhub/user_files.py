@@ -2,9 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,8 +41,18 @@ def named_files(train: str, held_out: str, *, fetch: str) -> dict[str, Path]:
 
 
 @functools.lru_cache(maxsize=16)  # each episode makes a new environment
+def read_files(
+    read: Callable[..., Sequence[Any]], train: str, held_out: str, *more: Hashable, fetch: str
+) -> dict[str, Sequence[Any]]:
+    """Return what `read` makes of each configured file and of `more`, by split, cached.
+
+    Raises ValueError as `named_files`, and what `read` raises.
+    """
+    return {split: read(path, *more) for split, path in named_files(train, held_out, fetch=fetch).items()}
+
+
 def read_lines(path: Path, kind: type[T]) -> list[T]:
-    """Return the records of a JSON Lines file, cached. Raises ValueError with the number of a malformed line."""
+    """Return the records of a JSON Lines file. Raises ValueError with the number of a malformed line."""
     records = []
     for number, line in enumerate(_content(path).splitlines(), 1):
         if line.strip():
@@ -55,9 +65,8 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
     return records
 
 
-@functools.lru_cache(maxsize=16)
 def read_records(path: Path, kind: type[T]) -> list[T]:
-    """Return the rows of a .jsonl, .json or .parquet file, cached. Raises ValueError with the number of a bad one."""
+    """Return the rows of a .jsonl, .json or .parquet file. Raises ValueError with the number of a bad one."""
     records = []
     for number, row in read_rows(path):
         try:
@@ -67,9 +76,8 @@ def read_records(path: Path, kind: type[T]) -> list[T]:
     return records
 
 
-@functools.lru_cache(maxsize=16)
 def read_json(path: Path, kind: type[T]) -> T:
-    """Return the content of a JSON file, cached. Raises ValueError if it is not of type `kind`."""
+    """Return the content of a JSON file. Raises ValueError if it is not of type `kind`."""
     try:
         return msgspec.json.decode(_content(path), type=kind)
     except MALFORMED as error:

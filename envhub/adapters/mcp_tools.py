@@ -15,7 +15,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import read_secrets
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
-from slipstream.envhub.user_files import item_of, named_files, read_lines
+from slipstream.envhub.user_files import item_of, read_files, read_lines
 
 MAX_ACTION_CHARS = 20_000
 MAX_SHOWN_CHARS = 4000
@@ -99,8 +99,7 @@ class McpEnv(ReplayedEnv[_Episode]):
                 "exactly one of `env.options.command`, a list such as [python, server.py], and `env.options.url` must "
                 f"be set, got {command!r} and {url!r}"
             )
-        files = named_files(train, held_out, fetch=FETCH)
-        self._items = {split: read_lines(path, ToolTask) for split, path in files.items()}
+        self._items = read_files(read_lines, train, held_out, ToolTask, fetch=FETCH)
         self._server = McpServer(command=tuple(command), url=url, secrets=read_secrets(secrets))
         self._hidden = frozenset(hidden)
         self._session: McpSession | None = None

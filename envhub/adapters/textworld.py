@@ -3,7 +3,6 @@
 The games are files in a folder: `.z8` with a `.json` of the same name, from TextWorld, or ALFWorld's `game.tw-pddl`.
 """
 
-import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
-from slipstream.envhub.user_files import item_of, named_files, read_json
+from slipstream.envhub.user_files import item_of, read_files, read_json
 
 INSTALL = "'textworld==1.7.0'"
 INSTALL_ALFWORLD = "'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"
@@ -49,8 +48,7 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
     def __init__(self, *, train: str = "", held_out: str = "") -> None:
         """Raises ValueError if TextWorld, a game, or ALFWorld for its games is missing."""
         self._textworld = require_package("textworld", install=INSTALL)
-        files = named_files(train, held_out, fetch=FETCH)
-        self._games = {split: games_in(path) for split, path in files.items()}
+        self._games = read_files(games_in, train, held_out, fetch=FETCH)
         self._wrappers: list[Any] = []
         if any(path.suffix == ALFWORLD for paths in self._games.values() for path in paths):
             alfred = require_package("alfworld.agents.environment.alfred_tw_env", install=INSTALL_ALFWORLD)
@@ -113,7 +111,6 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
             game.close()
 
 
-@functools.lru_cache(maxsize=8)
 def games_in(folder: Path) -> list[Path]:
     """Return the games in the folder, sorted by path, without ALFWorld's games that have no solution."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS)

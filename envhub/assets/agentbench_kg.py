@@ -14,7 +14,7 @@ import msgspec
 from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from slipstream.envhub.env import Env
 from slipstream.envhub.kg.kg import ARITY, MAX_VARIABLES, f1
-from slipstream.envhub.user_files import asset_path, item_of, named_files, read_json
+from slipstream.envhub.user_files import asset_path, item_of, read_files, read_json
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_PROGRAM_CALLS = 64  # in the query for one variable
@@ -135,7 +135,7 @@ def make_agentbench_kg_env(*, train: str = "", held_out: str = "", ontology: str
             "`env.options.sparql_url` must be the URL of a SPARQL endpoint with Freebase, such as "
             "http://127.0.0.1:3001/sparql, got ''; github.com/dki-lab/Freebase-Setup explains how to set one up"
         )
-    items = {split: read_json(path, list[KgItem]) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    items = read_files(read_json, train, held_out, list[KgItem], fetch=FETCH)
     allowed = read_ontology(asset_path("ontology", ontology, fetch=FETCH_ONTOLOGY))
     freebase = Freebase(url=sparql_url)
     return WorldEnv(

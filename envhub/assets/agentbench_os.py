@@ -17,7 +17,7 @@ from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.isolation.file_tree import Tree
 from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.shell.action import ANSWER, BASH, parse_act, write_bash
-from slipstream.envhub.user_files import item_of, named_files
+from slipstream.envhub.user_files import item_of, read_files
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_SHOWN_CHARS = 800  # AgentBench's own
@@ -97,7 +97,7 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "") -> Env:
     `data`.
     """
     require_sandbox()
-    items = {split: read_tasks(path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    items = read_files(read_tasks, train, held_out, fetch=FETCH)
     return WorldEnv(
         f"agentbench_os {train} {held_out}",
         state=OsState,

@@ -1,6 +1,5 @@
 """AgentBench's operating system tasks, read from their files, and which of them work in the sandbox."""
 
-import functools
 import logging
 import re
 import shlex
@@ -106,7 +105,6 @@ class _NotPlayableError(ValueError):
     """The task does not work here, with the reason."""
 
 
-@functools.lru_cache(maxsize=4)
 def read_tasks(path: Path) -> tuple[OsTask, ...]:
     """Return the tasks of a file, or of the files in a folder or its subfolders, that work here.
 

@@ -5,7 +5,6 @@ of rows as the true query.
 """
 
 import asyncio
-import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
-from slipstream.envhub.user_files import asset_path, item_of, named_files, read_records
+from slipstream.envhub.user_files import asset_path, item_of, read_files, read_records
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 FETCH = (
@@ -83,7 +82,7 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
     `train` and `held_out` are files of questions, used in turn; `databases` is the folder with the databases of both.
     """
     folder = asset_path("databases", databases, fetch=FETCH_DATABASES)
-    worlds = {split: _playable(path, folder) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    worlds = read_files(_playable, train, held_out, folder, fetch=FETCH)
     return WorldEnv(
         f"bird {train} {held_out} {databases}",
         state=BirdState,
@@ -92,7 +91,6 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
     )
 
 
-@functools.lru_cache(maxsize=4)
 def _playable(path: Path, folder: Path) -> list[BirdWorld]:
     """Return the file's questions. Raises ValueError if a question has no query or its database is missing."""
     items = read_records(path, BirdItem)

@@ -5,7 +5,6 @@ only one and it is a number; a change by the resulting rows. AgentBench runs the
 environment in sqlite. Tasks whose own statement sqlite cannot execute are left out.
 """
 
-import functools
 import json
 import logging
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from slipstream.envhub.env import Env
 from slipstream.envhub.sqldb.domain import Schema, Tables
 from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
-from slipstream.envhub.user_files import item_of, named_files, read_lines
+from slipstream.envhub.user_files import item_of, read_files, read_lines
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 CHANGES = ("INSERT", "DELETE", "UPDATE")
@@ -128,7 +127,7 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
 
     `train` and `held_out` are paths of files of tasks, used in turn.
     """
-    items = {split: _playable(path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    items = read_files(_playable, train, held_out, fetch=FETCH)
 
     def make_world(task: Task) -> DbWorld:
         item = item_of(task, items)
@@ -147,7 +146,6 @@ def is_right_answer(answer: list[str], label: list[str]) -> bool:
         return False
 
 
-@functools.lru_cache(maxsize=4)
 def _playable(path: Path) -> list[DbItem]:
     """Return the file's tasks that sqlite can hold, and whose own statement it can execute; log how many it cannot."""
     items = read_lines(path, DbItem)

@@ -3,7 +3,6 @@
 There is no access to the web. Answers are judged by GAIA's quasi-exact match (`envhub/research/gaia_score.py`).
 """
 
-import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.gaia_score import is_gaia_match
-from slipstream.envhub.user_files import item_of, named_files, read_records, read_rows
+from slipstream.envhub.user_files import item_of, read_files, read_records, read_rows
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_SHOWN_CHARS = 4000
@@ -126,7 +125,7 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env
     """
     check_range("level", level, 0, 3)
     require_sandbox()
-    worlds = {split: _playable(path, level) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    worlds = read_files(_playable, train, held_out, level, fetch=FETCH)
     return WorldEnv(
         f"gaia {train} {held_out} level={level}",
         state=GaiaState,
@@ -135,7 +134,6 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env
     )
 
 
-@functools.lru_cache(maxsize=8)
 def _playable(path: Path, level: int) -> list[GaiaWorld]:
     """Return the questions of a level. Raises ValueError if an answer or an attached file is missing."""
     _, first = read_rows(path)[0]

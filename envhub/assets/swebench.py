@@ -24,7 +24,7 @@ from slipstream.envhub.isolation.layer import whiteout
 from slipstream.envhub.isolation.sandbox import Place, require_sandbox
 from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.git import policy_script, require_git
-from slipstream.envhub.user_files import asset_path, item_of, named_files
+from slipstream.envhub.user_files import asset_path, item_of, read_files
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
@@ -132,14 +132,13 @@ def make_swebench_env(
     """
     require_sandbox()
     require_git()
-    files = named_files(train, held_out, fetch=FETCH)
     if not checkouts or not _is_writable(Path(checkouts)):
         raise ValueError(
             f"`env.options.checkouts` must be a writable folder, got {checkouts!r}; use one on a large disk"
         )
     own = asset_path("clones", clones, fetch=FETCH_CLONES)
     pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
-    items = {split: read_playable(path, own, pythons) for split, path in files.items()}
+    items = read_files(read_playable, train, held_out, own, pythons, fetch=FETCH)
     return WorldEnv(
         f"swebench {train} {held_out}",
         state=SwebenchState,

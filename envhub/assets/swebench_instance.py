@@ -3,7 +3,6 @@
 https://www.swebench.com (https://arxiv.org/abs/2310.06770); SWE-bench_Lite, _Verified and others of the same format.
 """
 
-import functools
 import logging
 import re
 from collections import Counter
@@ -68,7 +67,6 @@ class Playable:
     built: Path | None  # the files that its installation left in the repository
 
 
-@functools.lru_cache(maxsize=8)  # cached because every episode makes an environment
 def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playable, ...]:
     """Return the instances of a file that work here; log how many do not, by reason.
 
