@@ -103,28 +103,30 @@ def read_rows(source: Path | str) -> list[tuple[int, Row]]:
     return [(number, columns | row) for number, row in rows]
 
 
-def by_split(
-    tasks: list[T], held_out: list[T] | None, *, text: Callable[[T], str], sources: Sequence[Path | str | None]
-) -> dict[str, list[T]]:
-    """Return the tasks of two files by split; or those of one, divided by their texts, so that none is in both.
+@functools.lru_cache(maxsize=8)  # each episode makes a new environment
+def read_tasks_of_rows(
+    read: Callable[..., list[Any]], train: str, held_out: str, *more: Hashable, text: Callable[[Any], str], fetch: str
+) -> dict[str, list[Any]]:
+    """Return what `read` makes of each source of rows and of `more`, by split, cached.
 
-    It logs how many tasks two files share. Raises ValueError if a split is empty.
+    Without `held_out`, the text of a task decides its split, so that none is in both. It logs how many tasks two
+    sources share. Raises ValueError if a split is empty, as `row_source`, and as `read`.
     """
-    split: dict[str, list[T]] = {"train": tasks, "held_out": held_out or []}
-    if held_out is None:
+    tasks = read(row_source("train", train, fetch=fetch), *more)
+    others = read(row_source("held_out", held_out, fetch=fetch), *more) if held_out else []
+    split: dict[str, list[Any]] = {"train": tasks, "held_out": others}
+    if not held_out:
         split["train"] = []
         for task in tasks:
             split[split_of(text(task))].append(task)
-    elif sources[0] != sources[1]:
+    elif held_out != train:
         known = set(map(text, tasks))
-        if shared := sum(text(task) in known for task in held_out):
-            log.warning(
-                "%s: %d of %d tasks are also train tasks; remove them from one", sources[1], shared, len(held_out)
-            )
+        if shared := sum(text(task) in known for task in others):
+            log.warning("%s: %d of %d tasks are also train tasks; remove them from one", held_out, shared, len(others))
     for name, found in split.items():
         if not found:
             raise ValueError(
-                f"{sources[0]}: of its rows none is in the split {name}, as there are too few; add rows, or set "
+                f"{train}: of its rows none is in the split {name}, as there are too few; add rows, or set "
                 "`env.options.held_out`"
             )
     return split

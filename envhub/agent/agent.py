@@ -5,7 +5,6 @@ to an endpoint of the episode's own (`endpoint.py`).
 """
 
 import copy
-import functools
 import inspect
 import json
 import os
@@ -27,7 +26,7 @@ from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.isolation.sandbox import require_sandbox
 from slipstream.envhub.package import require_package
 from slipstream.envhub.task_seed import task_rng
-from slipstream.envhub.user_files import by_split, item_of, read_rows, row_source
+from slipstream.envhub.user_files import item_of, read_rows, read_tasks_of_rows
 
 FULL_SCORE = 1 - 1e-6
 FETCH = "give the path of a .jsonl file or a .parquet file, with one task in each row, or hub:NAME:SPLIT"
@@ -59,7 +58,9 @@ class AgentEnv:
         self._folder = _readable(Path(folder)) if folder else None
         if held_out and not train:
             raise ValueError(f"`env.options.train` must be set beside `held_out` {held_out}; {FETCH}")
-        self._rows = _rows(train, held_out) if train else None
+        self._rows: dict[str, list[TaskRow]] | None = None
+        if train:
+            self._rows = read_tasks_of_rows(_rows, train, held_out, text=_text, fetch=FETCH)
         self.num_tasks = {split: len(found) for split, found in (self._rows or {}).items()}
 
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
@@ -142,11 +143,9 @@ def _readable(folder: Path) -> Path:
     return path
 
 
-@functools.lru_cache(maxsize=8)  # each episode makes a new environment
-def _rows(train: str, held_out: str) -> dict[str, list[TaskRow]]:
-    """Return the tasks by split. Raises ValueError if a file is missing, malformed or has too few lines."""
-    rows, others = (
-        [row for _, row in read_rows(row_source(option, name, fetch=FETCH))] if name else []
-        for option, name in (("train", train), ("held_out", held_out))
-    )
-    return by_split(rows, others or None, text=lambda row: json.dumps(row, sort_keys=True), sources=(train, held_out))
+def _rows(source: Path | str) -> list[TaskRow]:
+    return [row for _, row in read_rows(source)]
+
+
+def _text(row: TaskRow) -> str:
+    return json.dumps(row, sort_keys=True)

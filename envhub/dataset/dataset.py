@@ -5,10 +5,8 @@ parts of `env.rewards`, as in every environment.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +19,7 @@ from slipstream.envhub.dataset.dataset_row import Columns, Item, read_items
 from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.env_options import check_choice
-from slipstream.envhub.user_files import by_split, item_of, row_source
+from slipstream.envhub.user_files import item_of, read_tasks_of_rows
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
 
 NONE = "none"
@@ -130,12 +128,7 @@ def make_dataset_env(
     columns = Columns(
         prompt=prompt, answer=answer if compare else "", solution=solution, conversation=conversation, tools=tools
     )
-    items = _items(
-        row_source("train", train, fetch=FETCH),
-        row_source("held_out", held_out, fetch=FETCH) if held_out else None,
-        columns,
-        compare,
-    )
+    items = read_tasks_of_rows(read_items, train, held_out, columns, compare, text=_text, fetch=FETCH)
     pattern = _pattern(answer_pattern)
     return WorldEnv(
         f"dataset {train} {held_out} {columns} {system} {answer_pattern} {check} {tool_function}",
@@ -158,16 +151,6 @@ def columns_of(item: Item) -> dict[str, Any]:
     """The row, and its prompt as a reward function of TRL gets it: a text, or a list of messages."""
     messages = [{"role": message.role, "content": message.content} for message in item.prompt]
     return {**item.row, "prompts": messages if item.is_chat else item.prompt[-1].content}
-
-
-@functools.lru_cache(maxsize=8)  # each episode makes a new environment
-def _items(
-    train: Path | str, held_out: Path | str | None, columns: Columns, check: Check | None
-) -> dict[str, list[Item]]:
-    """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
-    items = read_items(train, columns, check=check)
-    others = read_items(held_out, columns, check=check) if held_out else None
-    return by_split(items, others, text=_text, sources=(train, held_out))
 
 
 def _text(item: Item) -> str:

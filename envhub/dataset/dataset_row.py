@@ -50,7 +50,7 @@ class Item:
         return answer if isinstance(answer, str) else json.dumps(answer)
 
 
-def read_items(source: Path | str, columns: Columns, *, check: Check | None) -> list[Item]:
+def read_items(source: Path | str, columns: Columns, check: Check | None) -> list[Item]:
     """Return the rows of a file, or of a data set on a hub.
 
     Raises ValueError, with the number of a row that is malformed, or whose answer `check` cannot compare with.
