@@ -60,16 +60,13 @@ class BirdWorld:
         verb, query = verb_and_rest(action)
         if verb not in ("sql", "commit") or not query:
             raise InvalidAction("say sql QUERY or commit QUERY")
-        try:
-            columns, rows = await asyncio.to_thread(query_file, self.database, query, limits=POLICY_LIMITS)
-        except SqlError as error:
-            raise InvalidAction(f"error: {error}") from None
+        columns, rows = await asyncio.to_thread(query_file, self.database, query, limits=POLICY_LIMITS)
         if verb == "sql":
             return Change(state=state, text=shown_rows(columns, rows))
         try:
             _, true_rows = await asyncio.to_thread(query_file, self.database, self.item.true_sql, limits=USER_LIMITS)
         except SqlError as error:
-            raise EnvError(f"the file's own query for {self.item.question!r} failed: {error}") from error
+            raise EnvError(f"the file's own query for {self.item.question!r} failed: {error.why}") from error
         return Change(state=state, text="committed", over=True, score=float(set(rows) == set(true_rows)))
 
     def expert(self, state: BirdState) -> str:
@@ -105,6 +102,6 @@ def _playable(path: Path, folder: Path) -> list[BirdWorld]:
             declarations(database)
         except SqlError as error:
             raise ValueError(
-                f"`env.options.databases`: {database} cannot be read: {error}; {FETCH_DATABASES}"
+                f"`env.options.databases`: {database} cannot be read: {error.why}; {FETCH_DATABASES}"
             ) from None
     return [BirdWorld(item=item, database=databases[item.db_id]) for item in items]

@@ -99,10 +99,7 @@ class DbWorld:
         if verb not in ("sql", "answer", "commit"):
             raise InvalidAction("say sql STATEMENT, answer [...] or commit")
         if verb == "sql":
-            try:
-                result = run_sql(self.schema, state.tables, rest)
-            except SqlError as error:
-                raise InvalidAction(f"error: {error}") from None
+            result = run_sql(self.schema, state.tables, rest)
             return Change(state=DbState(tables=result.tables), text=shown_rows(result.columns, result.rows))
         if self.item.is_change:
             if verb == "answer" or rest:

@@ -12,7 +12,7 @@ from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.sqldb.domain import DOMAINS, NUM_ROWS, Domain, Tables, draw_tables
 from slipstream.envhub.sqldb.sqldb_task import Request, draw_request
-from slipstream.envhub.sqldb.sqlite_engine import Result, SqlError, run_sql
+from slipstream.envhub.sqldb.sqlite_engine import Result, run_sql
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv, rules_in
 
@@ -46,12 +46,9 @@ class SqlWorld:
         if verb == "commit" and self.request.writes != (not statement):
             needs = "to end a change, write commit alone" if self.request.writes else "to answer, write commit QUERY"
             raise InvalidAction(needs)
-        try:
-            if verb == "commit":
-                return Change(state=state, text="committed", over=True, score=float(self._is_right(state, statement)))
-            result = run_sql(self.domain.schema, state.tables, statement)
-        except SqlError as error:
-            raise InvalidAction(f"error: {error}") from None
+        if verb == "commit":
+            return Change(state=state, text="committed", over=True, score=float(self._is_right(state, statement)))
+        result = run_sql(self.domain.schema, state.tables, statement)
         return Change(state=SqlState(tables=result.tables), text=shown_rows(result.columns, result.rows))
 
     def expert(self, state: SqlState) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from slipstream.envhub.name_list import name_list
 from slipstream.envhub.sqldb.domain import Schema, Tables
+from slipstream.envhub.world import InvalidAction
 
 MAX_SQL_CHARS = 2000
 MAX_CELL_BYTES = 4096
@@ -51,8 +52,12 @@ _DATES = {"date", "time", "datetime", "julianday", "strftime"}
 _FORBIDDEN_WORDS = {"begin", "commit", "end", "rollback", "savepoint", "release"}
 
 
-class SqlError(ValueError):
+class SqlError(InvalidAction):
     """The statement is wrong, forbidden or too expensive. It changed nothing."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"error: {why}")
+        self.why = why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
