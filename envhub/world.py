@@ -60,7 +60,7 @@ class World(Protocol[S]):
 
     @property
     def first(self) -> S:
-        """The state at the start. No state contains a step counter."""
+        """The state at the start. All states have its type, and none contains a step counter."""
 
     async def act(self, state: S, action: str) -> Change[S]:
         """Do `action` in `state`, before the end. Raises InvalidAction, or EnvError if the environment itself fails."""
@@ -116,7 +116,6 @@ class WorldEnv(Generic[S]):
         self,
         kind: str,
         *,
-        state: type[S],
         make_world: Callable[[Task], World[S]],
         rules: str = "",
         reward: str = "solved",
@@ -131,7 +130,6 @@ class WorldEnv(Generic[S]):
         `num_tasks` has the number of tasks by split, where they are the rows of a file.
         """
         self._kind = kind
-        self._state_type = state
         self._make_world = make_world
         self._system = (Message("system", rules),) if rules else ()
         self._reward = reward
@@ -188,16 +186,12 @@ class WorldEnv(Generic[S]):
             raise ValueError(
                 f"the snapshot is of {snapshot.kind}, but this environment is {self._kind}; use the same options"
             )
+        world = self._make_world(snapshot.task)
         try:
-            restored = msgspec.msgpack.decode(snapshot.state, type=self._state_type)
+            restored = msgspec.msgpack.decode(snapshot.state, type=type(world.first))
         except MALFORMED as error:
             raise WireError(f"the snapshot's state is not a state of {self._kind}: {error}") from error
-        self._episode = _Episode(
-            task=snapshot.task,
-            world=self._make_world(snapshot.task),
-            state=restored,
-            observation=snapshot.observation,
-        )
+        self._episode = _Episode(task=snapshot.task, world=world, state=restored, observation=snapshot.observation)
         return snapshot.observation
 
     def admissible(self) -> list[str] | None:

@@ -140,7 +140,6 @@ def make_agentbench_kg_env(*, train: str = "", held_out: str = "", ontology: str
     freebase = Freebase(url=sparql_url)
     return WorldEnv(
         f"agentbench_kg {train} {held_out}",
-        state=FbState,
         make_world=lambda task: FbWorld(item=item_of(task, items), ontology=allowed, freebase=freebase),
         rules=RULES,
     )

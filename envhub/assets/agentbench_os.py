@@ -100,7 +100,6 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "") -> Env:
     items = read_files(read_tasks, train, held_out, fetch=FETCH)
     return WorldEnv(
         f"agentbench_os {train} {held_out}",
-        state=OsState,
         make_world=lambda task: OsWorld(task=item_of(task, items)),
         rules=RULES,
     )

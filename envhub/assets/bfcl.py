@@ -15,7 +15,7 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import with_tools, written_call
 from slipstream.envhub.dataset.checks import immediate
-from slipstream.envhub.dataset.dataset import DatasetState, DatasetWorld
+from slipstream.envhub.dataset.dataset import DatasetWorld
 from slipstream.envhub.dataset.dataset_row import Item
 from slipstream.envhub.dataset.script import Call, Script, calls_in
 from slipstream.envhub.env import Env
@@ -75,7 +75,6 @@ def make_bfcl_env(*, train: str = "", held_out: str = "") -> Env:
     items = {split: _read(split, path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
     return WorldEnv(
         f"bfcl {train} {held_out}",
-        state=DatasetState,
         make_world=lambda task: DatasetWorld(item=item_of(task, items), check=CALLS),
     )
 

@@ -82,7 +82,6 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
     worlds = read_files(_playable, train, held_out, folder, fetch=FETCH)
     return WorldEnv(
         f"bird {train} {held_out} {databases}",
-        state=BirdState,
         make_world=lambda task: item_of(task, worlds),
         rules=RULES,
     )

@@ -130,7 +130,7 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
         item = item_of(task, items)
         return DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables))
 
-    return WorldEnv(f"dbbench {train} {held_out}", state=DbState, make_world=make_world, rules=RULES)
+    return WorldEnv(f"dbbench {train} {held_out}", make_world=make_world, rules=RULES)
 
 
 def is_right_answer(answer: list[str], label: list[str]) -> bool:

@@ -128,7 +128,6 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env
     worlds = read_files(_playable, train, held_out, level, fetch=FETCH)
     return WorldEnv(
         f"gaia {train} {held_out} level={level}",
-        state=GaiaState,
         make_world=lambda task: item_of(task, worlds),
         rules=RULES,
     )

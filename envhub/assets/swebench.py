@@ -141,7 +141,6 @@ def make_swebench_env(
     items = read_files(read_playable, train, held_out, own, pythons, fetch=FETCH)
     return WorldEnv(
         f"swebench {train} {held_out}",
-        state=SwebenchState,
         make_world=lambda task: SwebenchWorld(playable=item_of(task, items), checkouts=Path(checkouts)),
         rules=RULES,
     )

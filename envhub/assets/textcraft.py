@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.craft import RULES, CraftState, CraftWorld, Recipe
+from slipstream.envhub.craft import RULES, CraftWorld, Recipe
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.task_seed import split_of, task_rng
@@ -95,7 +95,6 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2) -> Env:
         )
     return WorldEnv(
         f"textcraft {recipes} depth={depth}",
-        state=CraftState,
         make_world=partial(make_textcraft, book=book, goals=goals),
         rules=RULES,
     )

@@ -15,7 +15,6 @@ from slipstream.envhub.assets.webshop_reward import web_reward
 from slipstream.envhub.bm25 import Bm25
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
-from slipstream.envhub.shop.pages import Page
 from slipstream.envhub.shop.products import Goal, Kind, Product, Store
 from slipstream.envhub.shop.shop import PROFILES, ShopWorld
 from slipstream.envhub.task_seed import split_of, task_rng
@@ -87,7 +86,6 @@ def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
     data = read_data(asset_path("folder", folder, fetch=FETCH), products)
     return WorldEnv(
         f"webshop {folder} products={products}",
-        state=Page,
         make_world=partial(make_webshop, data=data),
         rules=PROFILES["full"].rules,
     )

@@ -67,7 +67,6 @@ def make_code_env(*, profile: str = "full", steps: int = 2) -> Env:
     require_sandbox()
     return WorldEnv(
         f"code {profile} steps={steps}",
-        state=CodeState,
         make_world=partial(make_code, num_steps=steps),
         rules=rules_in(profile, RULES),
     )

@@ -132,7 +132,6 @@ def make_dataset_env(
     pattern = _pattern(answer_pattern)
     return WorldEnv(
         f"dataset {train} {held_out} {columns} {system} {answer_pattern} {check} {tool_function}",
-        state=DatasetState,
         make_world=lambda task: DatasetWorld(
             item=item_of(task, items),
             system=system,

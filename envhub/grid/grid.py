@@ -4,8 +4,8 @@ from functools import partial
 
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
-from slipstream.envhub.grid.bandit import RULES, BanditState, make_bandit
-from slipstream.envhub.grid.board import GAMES, MOVES, BoardState, make_board
+from slipstream.envhub.grid.bandit import RULES, make_bandit
+from slipstream.envhub.grid.board import GAMES, MOVES, make_board
 from slipstream.envhub.world import WorldEnv, rules_in
 
 MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}
@@ -20,14 +20,12 @@ def make_grid_env(*, game: str = "sokoban", profile: str = "small", size: int = 
     if game == "bandit":
         return WorldEnv(
             f"grid bandit {profile}",
-            state=BanditState,
             make_world=make_bandit,
             rules=rules_in(profile, RULES),
         )
     check_range("size", size, 5 if game == "sokoban" else 4, MAX_SIZE[game])
     return WorldEnv(
         f"grid {game} {profile} size={size}",
-        state=BoardState,
         make_world=partial(make_board, game=game, size=size),
         rules=rules_in(profile, f"{GAMES[game].rules} Write one of: {', '.join(MOVES)}."),
     )

@@ -59,7 +59,6 @@ class HouseholdEnv(WorldEnv[State]):
         chosen = tuple(name for name in TASK_TYPES if name in given)
         super().__init__(
             f"household {profile} task_types={','.join(chosen)}",
-            state=State,
             make_world=partial(_make_household, profile=profile, task_types=chosen),
             rules=rules_in(profile, FULL_RULES),
             reward="won",

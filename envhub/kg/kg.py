@@ -138,7 +138,7 @@ def make_kg_env(*, profile: str = "small", hops: int = 2) -> Env:
     """
     check_range("hops", hops, 1, 4)
     rules, make_world = rules_in(profile, RULES), partial(make_kg, hops=hops)
-    return WorldEnv(f"kg {profile} hops={hops}", state=KgState, make_world=make_world, rules=rules)
+    return WorldEnv(f"kg {profile} hops={hops}", make_world=make_world, rules=rules)
 
 
 def make_kg(task: Task, *, hops: int) -> KgWorld:

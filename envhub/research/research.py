@@ -129,7 +129,6 @@ def make_research_env(*, profile: str = "small", level: int = 1, pages: int = 24
     require_sandbox()
     return WorldEnv(
         f"research {profile} level={level} pages={pages}",
-        state=ResearchState,
         make_world=partial(make_research, level=level, num_pages=pages),
         rules=rules_in(profile, RULES),
     )

@@ -73,7 +73,6 @@ def make_shell_env(*, profile: str = "full", task: str = "any") -> Env:
     require_sandbox()
     return WorldEnv(
         f"shell {profile} task={task}",
-        state=ShellState,
         make_world=partial(make_shell, kind=task),
         rules=rules_in(profile, RULES),
     )

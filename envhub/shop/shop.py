@@ -114,7 +114,6 @@ class ShopEnv(WorldEnv[pages.Page]):
         chosen = PROFILES[profile]
         super().__init__(
             f"shop {profile}",
-            state=pages.Page,
             make_world=lambda task: ShopWorld(profile=chosen, store=STORES[profile](task), reward=purchase_reward),
             rules=chosen.rules,
             reward="purchase",

@@ -74,7 +74,6 @@ def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any") 
     check_range("level", level, 1, 3)
     return WorldEnv(
         f"sqldb {profile} level={level} task={task}",
-        state=SqlState,
         make_world=partial(make_sqldb, level=level, kind=task),
         rules=rules_in(profile, RULES),
     )

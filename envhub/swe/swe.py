@@ -157,7 +157,6 @@ def make_swe_env(*, profile: str = "full", files: int = 2, bugs: int = 1, issue:
     git.require_git()
     return WorldEnv(
         f"swe {profile} files={files} bugs={bugs} issue={issue}",
-        state=SweState,
         make_world=partial(make_swe, num_files=files, num_bugs=bugs, issue=issue),
         rules=rules_in(profile, RULES),
     )

@@ -99,7 +99,6 @@ def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
     check_range("errands", errands, 1, 5)
     return WorldEnv(
         f"tools {profile} errands={errands}",
-        state=ToolsState,
         make_world=partial(make_tools, num_errands=errands),
         rules=rules_in(profile, RULES + tool_lines()),
         tools=tool_functions(),

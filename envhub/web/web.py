@@ -127,7 +127,6 @@ def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1)
     check_range("errands", errands, 1, 3)
     return WorldEnv(
         f"web {profile} task={task} errands={errands}",
-        state=WebState,
         make_world=partial(make_web, kind=task, num_errands=errands),
         rules=rules_in(profile, RULES),
     )
