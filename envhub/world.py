@@ -1,7 +1,7 @@
 """An environment whose episode is a value: a world that never changes, and a state that each action replaces.
 
 Most built-in environments are of this kind. Each defines only its world: the text of a task, the effect of an action,
-and the actions of an expert. Snapshots, state keys and the checks on the order of calls are here, common to all.
+and the actions of an expert. Snapshots and state keys are here, common to all.
 """
 
 import hashlib
@@ -14,8 +14,9 @@ import msgspec
 from slipstream.common.process.wire import MALFORMED, WireError, decode, encode
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env import Observation
 from slipstream.envhub.env_options import check_choice
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered
 
 MAX_SNAPSHOT_BYTES = 32 << 20
 
@@ -100,14 +101,13 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @dataclass(kw_only=True, slots=True)
-class _Episode(Generic[S]):
-    task: Task
+class _Episode(Begun, Generic[S]):
     world: World[S]
     state: S
     observation: Observation
 
 
-class WorldEnv(Generic[S]):
+class WorldEnv(EpisodeEnv[_Episode[S]]):
     """An `Env` that plays worlds. The only component of the reward, `reward`, is the score."""
 
     replay_only: ClassVar[bool] = False
@@ -136,7 +136,6 @@ class WorldEnv(Generic[S]):
         self._columns = columns
         self._tools = tools
         self.num_tasks = num_tasks or {}
-        self._episode: _Episode[S] | None = None
 
     async def reset(self, task: Task) -> Observation:
         world = self._make_world(task)
@@ -147,22 +146,14 @@ class WorldEnv(Generic[S]):
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation
 
-    async def step(self, action: str) -> Observation:
-        episode = self._running()
+    async def _act(self, episode: _Episode[S], action: str) -> Observation:
         change = await tried(episode.world, episode.state, action)
         episode.state = change.state
-        episode.observation = Observation(
-            messages=(Message(change.role, change.text),),
-            rewards={self._reward: change.score},
-            terminated=change.over,
-            valid_action=change.valid,
-            score=change.score,
-            success=change.score == 1.0,
+        rewards = {self._reward: change.score}
+        episode.observation = answered(
+            change.text, rewards, role=change.role, valid=change.valid, terminated=change.over, score=change.score
         )
         return episode.observation
-
-    async def close(self) -> None:
-        self._episode = None
 
     def snapshot(self) -> bytes:
         """Return the episode as one wire frame. Raises EnvError before a reset."""
@@ -191,12 +182,13 @@ class WorldEnv(Generic[S]):
             restored = msgspec.msgpack.decode(snapshot.state, type=type(world.first))
         except MALFORMED as error:
             raise WireError(f"the snapshot's state is not a state of {self._kind}: {error}") from error
-        self._episode = _Episode(task=snapshot.task, world=world, state=restored, observation=snapshot.observation)
-        return snapshot.observation
+        shown = snapshot.observation
+        self._episode = _Episode(task=snapshot.task, world=world, state=restored, observation=shown, is_over=shown.done)
+        return shown
 
     def admissible(self) -> list[str] | None:
         episode = self._started()
-        if episode.observation.done:
+        if episode.is_over:
             return []
         return episode.world.admissible(episode.state) if isinstance(episode.world, ListsActions) else None
 
@@ -207,17 +199,6 @@ class WorldEnv(Generic[S]):
     def expert(self) -> str:
         episode = self._running()
         return episode.world.expert(episode.state)
-
-    def _started(self) -> _Episode[S]:
-        if self._episode is None:
-            raise EnvError(f"{self._kind} has no episode; call reset first")
-        return self._episode
-
-    def _running(self) -> _Episode[S]:
-        episode = self._started()
-        if episode.observation.done:
-            raise EnvError(f"the episode of {episode.task.task_id} is over; call reset first")
-        return episode
 
 
 def _digest(content: bytes) -> bytes:

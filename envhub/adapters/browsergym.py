@@ -25,11 +25,11 @@ from slipstream.envhub.adapters.browsergym_worker import (
     module_of,
 )
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.isolation.chromium import PAGES, require_chromium, require_readable, write_launcher
 from slipstream.envhub.isolation.own_process import OwnProcess
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 from slipstream.envhub.user_files import item_of
 
@@ -86,7 +86,7 @@ class _Worker:
             raise EnvError(f"BrowserGym's process is lost: {error}; its log: {self._process.log_tail()}") from error
 
 
-class BrowserGymEnv(ReplayedEnv[_Episode]):
+class BrowserGymEnv(EpisodeEnv[_Episode]):
     """One task. The reward component is `task`: BrowserGym's own, each turn; the score is their sum, in [0, 1].
 
     Options: `train` and `held_out`, ids of tasks, used in turn, each with a new seed (without `held_out`, its tasks are

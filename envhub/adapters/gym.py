@@ -11,10 +11,10 @@ from slipstream.common.process.imported import import_own, imported
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.gym_toys import TOYS
 from slipstream.envhub.env import Observation
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.gym_speech import Ending, Moment, Speech
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'gymnasium==1.4.*'"
@@ -26,7 +26,7 @@ class _Episode(Begun):
     total_reward: float = 0.0
 
 
-class GymEnv(ReplayedEnv[_Episode]):
+class GymEnv(EpisodeEnv[_Episode]):
     """One environment of Gymnasium. The reward component is `gym`: Gymnasium's own; `Speech` computes the score.
 
     Options: `game`, its id (`FrozenLake-v1`, or `module:Id-v0` for one that importing `module` registers), `settings`,

@@ -13,8 +13,8 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSession
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import read_secrets
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.user_files import item_of, read_files, read_lines
 
 MAX_ACTION_CHARS = 20_000
@@ -73,7 +73,7 @@ class _Episode(Begun):
     num_solved: int = 0  # calls of the solution that have been made, from the first
 
 
-class McpEnv(ReplayedEnv[_Episode]):
+class McpEnv(EpisodeEnv[_Episode]):
     """The tools of one MCP server. The reward component is `solved`, on the last turn: 1 if every check holds.
 
     Options: `train` and `held_out`, paths of files of tasks; `command`, which starts a server for each episode, or

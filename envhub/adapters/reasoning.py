@@ -11,9 +11,9 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import split_of, task_rng
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class _Episode(Begun):
     entry: Mapping[str, Any]
 
 
-class ReasoningEnv(ReplayedEnv[_Episode]):
+class ReasoningEnv(EpisodeEnv[_Episode]):
     """One question; the policy's first action is the answer. The reward component is `solved`, the data set's score.
 
     Options: `dataset`, its name in reasoning-gym, and `settings`, the fields of its configuration.

@@ -11,8 +11,8 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
@@ -25,7 +25,7 @@ class _Episode(Begun):
     random_state: GlobalRandom
 
 
-class TextArenaEnv(ReplayedEnv[_Episode]):
+class TextArenaEnv(EpisodeEnv[_Episode]):
     """One game for one player. The reward component is `game`: its own, at the end; the score is that in [0, 1].
 
     Options: `game`, its id, and `settings`, further arguments of `textarena.make`. For invalid actions the game's own

@@ -12,9 +12,9 @@ import msgspec
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.user_files import item_of, read_files, read_json
 
 INSTALL = "'textworld==1.7.0'"
@@ -38,7 +38,7 @@ class _Episode(Begun):
     score: float = 0.0  # the game's own, so far
 
 
-class TextWorldEnv(ReplayedEnv[_Episode]):
+class TextWorldEnv(EpisodeEnv[_Episode]):
     """One game. The reward component is `game`: the rise of the game's own score; the score is 1 if it is won.
 
     Options: `train` and `held_out`, folders of games, used in turn in the order of their paths. An action is one of the

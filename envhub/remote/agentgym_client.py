@@ -18,10 +18,10 @@ from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_choice, check_url
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.remote.agentgym_servers import SERVERS
 from slipstream.envhub.remote.client_connection import SerialCalls, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode
@@ -43,7 +43,7 @@ class _Episode(Begun):
     actions: list[str] | None = None
 
 
-class AgentGymClient(ReplayedEnv[_Episode]):
+class AgentGymClient(EpisodeEnv[_Episode]):
     """The `Env` of an AgentGym server.
 
     The server's reward is the score so far. So a turn's reward, `agentgym`, is the change of the score: the rewards of

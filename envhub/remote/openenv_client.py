@@ -20,9 +20,9 @@ from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_url
+from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import Begun, ReplayedEnv, answered, opened
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
@@ -63,7 +63,7 @@ class _Episode(Begun):
     total_reward: float = 0.0
 
 
-class OpenEnvClient(ReplayedEnv[_Episode]):
+class OpenEnvClient(EpisodeEnv[_Episode]):
     """The `Env` of an OpenEnv server. The one reward component is `openenv`, the server's; the score is their sum.
 
     Options: `url`, to which `/ws` is added; `action_field`, the field of its action that takes the text;

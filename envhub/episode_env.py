@@ -1,4 +1,4 @@
-"""The common part of the environments of other packages and servers, whose states cannot be saved."""
+"""The common part of environments: which episode is running, and how observations are made."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
@@ -29,6 +29,7 @@ def answered(
     text: str,
     rewards: dict[str, float],
     *,
+    role: str = "user",
     valid: bool = True,
     terminated: bool = False,
     truncated: bool = False,
@@ -36,7 +37,7 @@ def answered(
 ) -> Observation:
     """Return an observation of one message. A score of 1 is success, and an end of both kinds is `terminated`."""
     return Observation(
-        messages=(Message("user", text),),
+        messages=(Message(role, text),),
         rewards=rewards,
         terminated=terminated,
         truncated=truncated and not terminated,
@@ -46,8 +47,8 @@ def answered(
     )
 
 
-class ReplayedEnv(Generic[E]):
-    """An `Env` without snapshots, which keeps whether an episode is running.
+class EpisodeEnv(Generic[E]):
+    """An `Env` that keeps whether an episode is running, without snapshots unless a subclass has them.
 
     A subclass sets `_episode` in `reset`, and does an action in `_act`.
     """
@@ -89,7 +90,7 @@ class ReplayedEnv(Generic[E]):
     def _started(self) -> E:
         """Return the episode, running or ended. Raises EnvError before the first reset."""
         if self._episode is None:
-            raise EnvError(f"{type(self).__name__} has no episode; call reset first")
+            raise EnvError("no episode has begun; call reset first")
         return self._episode
 
     def _running(self) -> E:
