@@ -14,6 +14,7 @@ class Begun:
 
     task: Task
     is_over: bool = False
+    total_reward: float = 0.0  # so far, where no snapshot was restored
 
 
 E = TypeVar("E", bound=Begun)
@@ -60,6 +61,7 @@ class EpisodeEnv(Generic[E]):
         episode = self._running()
         observation = await self._act(episode, action)
         episode.is_over = observation.done
+        episode.total_reward += sum(observation.rewards.values())
         return observation
 
     async def _act(self, episode: E, action: str) -> Observation:

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,6 @@ from slipstream.envhub.user_files import item_of
 INSTALL = "'browsergym-core==0.14.3'"
 MINIWOB = "browsergym/miniwob."
 MAX_ANSWER_BYTES = 8 << 20
-
-
-@dataclass(kw_only=True, slots=True)
-class _Episode(Begun):
-    total_reward: float = 0.0
 
 
 class _Worker:
@@ -86,7 +80,7 @@ class _Worker:
             raise EnvError(f"BrowserGym's process is lost: {error}; its log: {self._process.log_tail()}") from error
 
 
-class BrowserGymEnv(EpisodeEnv[_Episode]):
+class BrowserGymEnv(EpisodeEnv[Begun]):
     """One task. The reward component is `task`: BrowserGym's own, each turn; the score is their sum, in [0, 1].
 
     Options: `train` and `held_out`, ids of tasks, used in turn, each with a new seed (without `held_out`, its tasks are
@@ -117,15 +111,14 @@ class BrowserGymEnv(EpisodeEnv[_Episode]):
         seed = task_rng(task, world=f"browsergym/{game}").getrandbits(31)
         self._worker = self._worker or _Worker(pages=self._pages, sites=self._sites)
         shown = await self._worker.request(Begin(game=game, seed=seed, settings=self._settings))
-        self._episode = _Episode(task=task)
+        self._episode = Begun(task=task)
         return opened(f"{shown.goal}\n\n{shown.page}", rules=shown.rules)
 
-    async def _act(self, episode: _Episode, action: str) -> Observation:
+    async def _act(self, episode: Begun, action: str) -> Observation:
         assert self._worker is not None
         shown = await self._worker.request(DoAction(action=action))
-        episode.total_reward += shown.reward
         is_over = shown.terminated or shown.truncated
-        score = min(1.0, max(0.0, episode.total_reward)) if is_over else 0.0
+        score = min(1.0, max(0.0, episode.total_reward + shown.reward)) if is_over else 0.0
         text = "the task is over" if is_over else shown.page
         return answered(
             f"{shown.error}\n\n{text}" if shown.error else text,

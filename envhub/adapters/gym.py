@@ -23,7 +23,6 @@ INSTALL = "'gymnasium==1.4.*'"
 @dataclass(kw_only=True, slots=True)
 class _Episode(Begun):
     moment: Moment
-    total_reward: float = 0.0
 
 
 class GymEnv(EpisodeEnv[_Episode]):
@@ -63,8 +62,8 @@ class GymEnv(EpisodeEnv[_Episode]):
         assert self._thread is not None
         observation, reward, terminated, truncated, info = await self._thread.call(lambda: self._env.step(meant))
         episode.moment = replace(episode.moment, observation=observation, info=info)
-        episode.total_reward += float(reward)
-        ending = Ending(terminated=bool(terminated), last_reward=float(reward), total_reward=episode.total_reward)
+        total_reward = episode.total_reward + float(reward)
+        ending = Ending(terminated=bool(terminated), last_reward=float(reward), total_reward=total_reward)
         score = self._speech.score(ending) if terminated or truncated else 0.0
         return answered(
             self._speech.show(episode.moment),

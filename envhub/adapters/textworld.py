@@ -35,7 +35,6 @@ class _AlfredGame(msgspec.Struct):
 @dataclass(kw_only=True, slots=True)
 class _Episode(Begun):
     state: Any  # textworld's GameState
-    score: float = 0.0  # the game's own, so far
 
 
 class TextWorldEnv(EpisodeEnv[_Episode]):
@@ -71,9 +70,8 @@ class TextWorldEnv(EpisodeEnv[_Episode]):
             return answered("Nothing happens.", {"game": 0.0}, valid=False)
         assert self._thread is not None
         episode.state, score, is_over = await self._thread.call(lambda: self._game.step(known[command]))
-        gained, episode.score = float(score) - episode.score, float(score)
         text, won = _text(episode.state.feedback), bool(episode.state.won)
-        return answered(text, {"game": gained}, terminated=is_over, score=float(won))
+        return answered(text, {"game": float(score) - episode.total_reward}, terminated=is_over, score=float(won))
 
     async def close(self) -> None:
         thread, self._thread, self._episode = self._thread, None, None
@@ -87,7 +85,7 @@ class TextWorldEnv(EpisodeEnv[_Episode]):
     def state_key(self) -> str:
         """Return a hash of all facts of the game's state, and of its score: what has been rewarded is not again."""
         episode = self._started()
-        facts = "\n".join([*sorted(map(str, episode.state.facts)), str(episode.score)])
+        facts = "\n".join([*sorted(map(str, episode.state.facts)), str(episode.total_reward)])
         return f"{episode.task.task_id} {hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
 
     def expert(self) -> str:

@@ -60,7 +60,6 @@ class Error(msgspec.Struct, kw_only=True, frozen=True):
 @dataclass(kw_only=True, slots=True)
 class _Episode(Begun):
     connection: WebSocketConnection
-    total_reward: float = 0.0
 
 
 class OpenEnvClient(EpisodeEnv[_Episode]):
@@ -135,8 +134,7 @@ class OpenEnvClient(EpisodeEnv[_Episode]):
 
     def _observed(self, episode: _Episode, data: ObservationData) -> Observation:
         reward = float(data.reward or 0.0)
-        episode.total_reward += reward
-        score = min(1.0, max(0.0, episode.total_reward)) if data.done else 0.0
+        score = min(1.0, max(0.0, episode.total_reward + reward)) if data.done else 0.0
         return answered(self._text(data), {"openenv": reward}, terminated=data.done, score=score)
 
     def _text(self, data: ObservationData) -> str:

@@ -10,7 +10,7 @@ from slipstream.envhub.adapters.textworld import TextWorldEnv, _Episode, games_i
 def key_of(facts: list[str], *, score: float) -> str:
     env = TextWorldEnv.__new__(TextWorldEnv)
     task = Task(env="textworld", split="train", index=0)
-    env._episode = _Episode(task=task, state=SimpleNamespace(facts=facts), score=score)
+    env._episode = _Episode(task=task, state=SimpleNamespace(facts=facts), total_reward=score)
     return env.state_key()
 
 
