@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.sqldb.domain import Schema, Tables
 from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
@@ -124,13 +123,8 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
 
     `train` and `held_out` are paths of files of tasks, used in turn.
     """
-    items = read_files(_playable, train, held_out, fetch=FETCH)
-
-    def make_world(task: Task) -> DbWorld:
-        item = item_of(task, items)
-        return DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables))
-
-    return WorldEnv(f"dbbench {train} {held_out}", make_world=make_world, rules=RULES)
+    worlds = read_files(_playable, train, held_out, fetch=FETCH)
+    return WorldEnv(f"dbbench {train} {held_out}", make_world=lambda task: item_of(task, worlds), rules=RULES)
 
 
 def is_right_answer(answer: list[str], label: list[str]) -> bool:
@@ -143,14 +137,14 @@ def is_right_answer(answer: list[str], label: list[str]) -> bool:
         return False
 
 
-def _playable(path: Path) -> list[DbItem]:
+def _playable(path: Path) -> list[DbWorld]:
     """Return the file's tasks that sqlite can hold, and whose own statement it can execute; log how many it cannot."""
     items = read_lines(path, DbItem)
     playable = [item for item in items if _can_be_played(item)]
     if num_left_out := len(items) - len(playable):
         why = "sqlite fails on their own statement or table"
         log.warning("%s: left out %d of %d tasks: %s", path, num_left_out, len(items), why)
-    return playable
+    return [DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables)) for item in playable]
 
 
 def _can_be_played(item: DbItem) -> bool:
