@@ -16,7 +16,7 @@ import msgspec
 from slipstream.common.process.wire import MALFORMED
 from slipstream.envhub.env import Env
 from slipstream.envhub.sqldb.domain import Schema, Tables
-from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
+from slipstream.envhub.sqldb.sqldb import SqlState, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
 from slipstream.envhub.user_files import item_of, read_files, read_lines
 from slipstream.envhub.world import Change, InvalidAction, WorldEnv
@@ -79,27 +79,23 @@ class DbItem(msgspec.Struct):
         return {self.table.table_name: tuple(rows)}
 
 
-class DbState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tables: Tables
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DbWorld:
     item: DbItem
     schema: Schema
-    first: DbState
+    first: SqlState
 
     @property
     def opening(self) -> str:
         return f"{self.item.description}\n{self.item.add_description}".strip()
 
-    async def act(self, state: DbState, action: str) -> Change[DbState]:
+    async def act(self, state: SqlState, action: str) -> Change[SqlState]:
         verb, rest = verb_and_rest(action)
         if verb not in ("sql", "answer", "commit"):
             raise InvalidAction("say sql STATEMENT, answer [...] or commit")
         if verb == "sql":
             result = run_sql(self.schema, state.tables, rest)
-            return Change(state=DbState(tables=result.tables), text=shown_rows(result.columns, result.rows))
+            return Change(state=SqlState(tables=result.tables), text=shown_rows(result.columns, result.rows))
         if self.item.is_change:
             if verb == "answer" or rest:
                 raise InvalidAction("a change is committed by commit alone")
@@ -111,7 +107,7 @@ class DbWorld:
             right = is_right_answer(answer, self.item.label)
         return Change(state=state, text="committed", over=True, score=float(right))
 
-    def expert(self, state: DbState) -> str:
+    def expert(self, state: SqlState) -> str:
         """Return the file's own statement, then commit; or the file's answer."""
         if not self.item.is_change:
             return f"answer {json.dumps(self.item.label, ensure_ascii=False)}"
@@ -144,7 +140,7 @@ def _playable(path: Path) -> list[DbWorld]:
     if num_left_out := len(items) - len(playable):
         why = "sqlite fails on their own statement or table"
         log.warning("%s: left out %d of %d tasks: %s", path, num_left_out, len(items), why)
-    return [DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables)) for item in playable]
+    return [DbWorld(item=item, schema=item.schema, first=SqlState(tables=item.tables)) for item in playable]
 
 
 def _can_be_played(item: DbItem) -> bool:
