@@ -1,7 +1,8 @@
 """The section `objective`: the parts of the loss by name, and their numbers."""
 
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NoReturn
 
 from slipstream.common.config.setting_bounds import (
     Count,
@@ -15,7 +16,7 @@ from slipstream.common.config.setting_bounds import (
     check_bounds,
 )
 from slipstream.common.config.suggestion import VALUES
-from slipstream.common.process.config_error import require
+from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.imported import is_own
 
 # What each advantage compares an attempt, or its tokens, with; a function of the user's compares siblings.
@@ -97,6 +98,12 @@ class ObjectiveConfig:
         nothing about its task.
         """
         return bool(self.reward_model)
+
+    def refuse(self, names: str, reason: str, cure: str) -> NoReturn:
+        """Raise ConfigError for values that do not fit together: of the keys `names`, with commas between them."""
+        keys = names.split(", ")
+        listed = ", ".join(f"objective.{key}" for key in keys)
+        raise ConfigError(f"`{listed}` {attrgetter(*keys)(self)!r} is incoherent: {reason}; {cure}")
 
     def __post_init__(self) -> None:
         check_bounds(self, "objective.")

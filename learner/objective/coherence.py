@@ -60,23 +60,20 @@ def check_coherence(config: Config) -> None:
 
 def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
     if objective.compares == "critic" and objective.critic == "none":
-        refuse(
+        objective.refuse(
             "advantage",
-            objective.advantage,
             "it needs a critic, and objective.critic is `none`",
             "choose objective.critic own or shared",
         )
     if objective.compares != "critic" and objective.critic != "none":
-        refuse(
+        objective.refuse(
             "critic",
-            objective.critic,
             f"objective.advantage {objective.advantage} does not use a critic",
             f"choose objective.advantage {' or '.join(_CRITIC)}, or critic none",
         )
     if objective.critic_warmup_steps >= num_steps:
-        refuse(
+        objective.refuse(
             "critic_warmup_steps",
-            objective.critic_warmup_steps,
             f"learner.steps is {num_steps}, so the policy would never learn",
             "take fewer warm-up steps than learner.steps",
         )
@@ -108,9 +105,8 @@ def _check_trees(config: Config) -> None:
     """Attempts that share tokens need the advantage that counts these once, and it needs such attempts."""
     objective, replay = config.objective, config.replay
     if objective.compares == "forks" and not replay.trees:
-        refuse(
+        objective.refuse(
             "advantage",
-            objective.advantage,
             "replay.trees is empty, so no attempt forks from another, and it is leave_one_out",
             "set replay.trees to random:2 or more, or choose leave_one_out",
         )
@@ -121,9 +117,8 @@ def _check_trees(config: Config) -> None:
             "choose objective.advantage tree, or leave it out"
         )
     if replay.trees and objective.normalisation == "sequences":
-        refuse(
+        objective.refuse(
             "normalisation",
-            objective.normalisation,
             "with replay.trees a fork trains only its own tokens, and each of these would weigh the more, the "
             "later the fork begins",
             "choose tokens or constant",
@@ -133,17 +128,15 @@ def _check_trees(config: Config) -> None:
 def _check_vtrace(objective: ObjectiveConfig, max_lag: int) -> None:
     vtrace, plain = objective.advantage == "vtrace", objective.surrogate == "policy_gradient"
     if vtrace and not plain:
-        refuse(
+        objective.refuse(
             "surrogate",
-            objective.surrogate,
             "vtrace's advantages already contain the ratio to the behaviour policy, and this surrogate would apply "
             "it a second time",
             "choose surrogate policy_gradient",
         )
     if plain and not vtrace and max_lag > 0 and "correction" not in objective.own_parts:
-        refuse(
+        objective.refuse(
             "surrogate",
-            objective.surrogate,
             f"neither it nor advantage {objective.advantage} has a ratio to the behaviour policy: nothing would "
             f"correct a stale token (replay.max_lag is {max_lag})",
             "choose advantage vtrace, surrogate ppo_clip, or replay.target_lag=0 and replay.max_lag=0",
@@ -154,9 +147,8 @@ def _check_kl(objective: ObjectiveConfig) -> None:
     in_reward = objective.kl_place == "reward"
     if objective.kl_coefficient == 0 and (in_reward or objective.reference_model):
         name = "kl_place" if in_reward else "reference_model"
-        refuse(
+        objective.refuse(
             name,
-            getattr(objective, name),
             "it has no effect with objective.kl_coefficient 0",
             "leave it out, or set kl_coefficient above 0",
         )
@@ -166,14 +158,13 @@ def _check_teacher(objective: ObjectiveConfig) -> None:
     if objective.compares != "teacher":
         return
     if not objective.reference_model or objective.kl_place != "reward" or not objective.kl_coefficient:
-        refuse(
+        objective.refuse(
             "advantage",
-            objective.advantage,
             "its advantages are the divergence from a teacher alone",
             "set objective.reference_model to the teacher's folder, kl_place=reward and kl_coefficient=1",
         )
     if objective.reward_model:
-        refuse("reward_model", objective.reward_model, "distillation learns from no reward", "leave it out")
+        objective.refuse("reward_model", "distillation learns from no reward", "leave it out")
 
 
 def _check_teacher_url(config: Config) -> None:
@@ -182,7 +173,7 @@ def _check_teacher_url(config: Config) -> None:
     if not objective.teacher_url:
         return
     if objective.kl_place != "reward":
-        refuse("kl_place", objective.kl_place, "a teacher behind a URL is asked before the step", "choose reward")
+        objective.refuse("kl_place", "a teacher behind a URL is asked before the step", "choose reward")
     for key, value, only in (
         ("sampling.temperature", sampling.temperature, 1),
         ("sampling.top_p", sampling.top_p, 1),
@@ -203,9 +194,8 @@ def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
     # What parts of the user's do is measured in slipstream.learner.probation.own_parts.
     bounded = clips or objective.has_own_loss or objective.correction == "token_mask"
     if not bounded:
-        refuse(
-            "surrogate, objective.correction",
-            (objective.surrogate, objective.correction),
+        objective.refuse(
+            "surrogate, correction",
             f"replay.max_uses is {max_uses}, and token weights are capped but never 0: each use of a group pushes its "
             "tokens further, without limit",
             "choose ppo_clip, token_mask, or replay.max_uses=1",
@@ -215,16 +205,14 @@ def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
 def _check_clip(objective: ObjectiveConfig) -> None:
     clips = (objective.clip_low, objective.clip_high)
     if objective.surrogate == "gspo" and max(clips) > MAX_SEQUENCE_CLIP:
-        refuse(
-            "clip_low, objective.clip_high",
-            clips,
+        objective.refuse(
+            "clip_low, clip_high",
             "gspo's ratio is a mean over a sequence and never gets that far from 1: nothing would be clipped",
             "the paper uses 3e-4 and 4e-4",
         )
     if objective.surrogate == "ppo_clip" and min(clips) < MIN_TOKEN_CLIP:
-        refuse(
-            "clip_low, objective.clip_high",
-            clips,
+        objective.refuse(
+            "clip_low, clip_high",
             "the ratio of a single token varies more than that: nearly every token would be clipped",
             "0.2 and 0.28 are usual, or choose surrogate gspo",
         )
@@ -235,14 +223,15 @@ def _check_effect(objective: ObjectiveConfig) -> None:
         value = getattr(objective, item.name)
         other_key, allowed = _ONLY_WITH.get(item.name, ("", set()))
         if allowed and value != item.default and getattr(objective, other_key) not in allowed:
-            refuse(
+            objective.refuse(
                 item.name,
-                value,
                 f"it has no effect with objective.{other_key} {getattr(objective, other_key)}",
                 f"leave it out, or choose {' or '.join(sorted(allowed))}",
             )
     if objective.reward_model and objective.reward_model_weight == 0:
-        refuse("reward_model_weight", 0.0, "the reward model would have no effect", "leave objective.reward_model out")
+        objective.refuse(
+            "reward_model_weight", "the reward model would have no effect", "leave objective.reward_model out"
+        )
 
 
 def _check_negatives(objective: ObjectiveConfig, max_lag: int) -> None:
@@ -252,9 +241,8 @@ def _check_negatives(objective: ObjectiveConfig, max_lag: int) -> None:
         ("vtrace", objective.advantage, VTRACE_COLLAPSING_LAG),
     ):
         if chosen == name and objective.max_negative_kl == 0 and max_lag >= lag:
-            refuse(
+            objective.refuse(
                 "max_negative_kl",
-                objective.max_negative_kl,
                 f"{name} clips no gradient, and such runs collapsed at a lag of {lag} (docs/studies/lag.md); "
                 f"replay.max_lag is {max_lag}",
                 "use 0.1, with which they did not collapse",
@@ -265,8 +253,3 @@ def reads(objective: ObjectiveConfig, name: str) -> bool:
     """Whether the chosen objective uses `objective.<name>` at all."""
     other_key, allowed = _ONLY_WITH.get(name, ("correction", {objective.correction}))
     return getattr(objective, other_key) in allowed
-
-
-def refuse(name: str, value: object, reason: str, cure: str) -> None:
-    """Raise ConfigError for an incoherent objective."""
-    raise ConfigError(f"`objective.{name}` {value!r} is incoherent: {reason}; {cure}")

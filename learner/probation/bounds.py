@@ -13,7 +13,7 @@ import torch
 from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.objective.coherence import REFUSED, reads, refuse
+from slipstream.learner.objective.coherence import REFUSED, reads
 from slipstream.learner.probation.loss_probe import MAX_WEIGHT, acts, weight_bound
 from slipstream.learner.probation.own_parts import check_own_parts
 
@@ -76,9 +76,8 @@ def _check_weights(objective: ObjectiveConfig, max_lag: int) -> None:
         mask = ", or objective.correction=token_mask" if objective.surrogate == "ppo_clip" else ""
         cures.append(f"set objective.dual_clip=3{mask}")
     cures += [f"limit the weight in {own}" for own in objective.own_parts.values() if own != objective.advantage]
-    refuse(
-        "surrogate, objective.correction",
-        (objective.surrogate, objective.correction),
+    objective.refuse(
+        "surrogate, correction",
         f"a token of {sign} advantage can get a weight of {largest:.3g}, which is as good as unclipped; unclipped "
         f"importance sampling collapses under lag (replay.max_lag is {max_lag})",
         f"{'; '.join(cures)}; or train with replay.target_lag=0 and replay.max_lag=0",
@@ -95,9 +94,8 @@ def _check_reach(objective: ObjectiveConfig) -> None:
                 for other in read
                 if other != name and acts(objective, name, without={other: _BOUNDS[other]})
             ]
-            refuse(
+            objective.refuse(
                 name,
-                getattr(objective, name),
                 f"it has no effect: {' or '.join(first) or 'the surrogate'} stops every token before it",
                 "change one of the two, or switch one off",
             )

@@ -18,7 +18,7 @@ from torch import Tensor
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.credit.grpo import own_advantages
-from slipstream.learner.objective.coherence import COLLAPSING_LAG, refuse
+from slipstream.learner.objective.coherence import COLLAPSING_LAG
 from slipstream.learner.objective.correction import correction
 from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.ratio import MAX_LOG_RATIO, Sequences
@@ -119,19 +119,16 @@ def _check_correction(objective: ObjectiveConfig, device: torch.device) -> None:
 
 def _check_lag(objective: ObjectiveConfig, *, max_lag: int, max_uses: int) -> None:
     """The rules that `slipstream.learner.objective.coherence` has for built-in parts by name, measured."""
-    name, value = "surrogate, objective.correction", (objective.surrogate, objective.correction)
     if max_lag > 0 and objective.advantage != "vtrace" and ignores_lag(objective):
-        refuse(
-            name,
-            value,
+        objective.refuse(
+            "surrogate, correction",
             "every token that is trained has the same weight, whatever its ratio to the behaviour "
             f"policy: nothing would correct a stale token (replay.max_lag is {max_lag})",
             "multiply by the ratio, or train with replay.target_lag=0 and replay.max_lag=0",
         )
     if max_uses > 1 and still_pushes(objective, signs=(1.0, -1.0)):
-        refuse(
-            name,
-            value,
+        objective.refuse(
+            "surrogate, correction",
             f"replay.max_uses is {max_uses}, and tokens keep a weight however far they were pushed: "
             "each use of a group pushes them further, without limit",
             "give them no gradient, or choose objective.correction=token_mask or replay.max_uses=1",
@@ -140,9 +137,8 @@ def _check_lag(objective: ObjectiveConfig, *, max_lag: int, max_uses: int) -> No
         uncorrected = copy.copy(objective)
         uncorrected.correction = "none"
         if still_pushes(uncorrected, signs=(-1.0,)):
-            refuse(
+            objective.refuse(
                 "max_negative_kl",
-                0.0,
                 f"{objective.surrogate} clips no gradient of tokens that did badly, and such runs collapsed at a lag "
                 f"of {COLLAPSING_LAG} (docs/studies/lag.md); replay.max_lag is {max_lag}",
                 "use 0.1, with which they did not collapse",
