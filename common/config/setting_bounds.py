@@ -29,7 +29,8 @@ _HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operato
 def check_bounds(section: Any, prefix: str) -> None:
     """Raise ConfigError for the first field of a dataclass whose value is out of its bounds, or none of its words.
 
-    Numbers must be finite. `prefix` comes before the field's name: `replay.` of a section, `--` of a verb's options.
+    A number with bounds must be finite, and none may be NaN. `prefix` comes before the field's name: `replay.` of a
+    section, `--` of a verb's options.
     """
     for item in dataclasses.fields(section):
         value = getattr(section, item.name)
@@ -60,7 +61,7 @@ def _broken(annotated: Any, value: Any) -> str:
     if get_origin(annotated) is Literal:
         return "" if value in get_args(annotated) else _either(annotated)
     if get_origin(annotated) is not Annotated or value is None:
-        return ""
+        return "a number" if isinstance(value, float) and math.isnan(value) else ""
     bound = get_args(annotated)[1]
     limits = {name: limit for name in _HOLDS if (limit := getattr(bound, name, None)) is not None}
     if isinstance(value, int) and abs(value) >= 1 << 63:

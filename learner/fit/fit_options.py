@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 from slipstream.common.config.setting_bounds import Count, Positive, ShareBelow1, Whole, check_bounds
-from slipstream.common.process.config_error import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,10 +18,3 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")
-        require(
-            not math.isnan(self.min_return),
-            "--min-return",
-            "a number",
-            self.min_return,
-            "leave it out to take all rows",
-        )

@@ -22,7 +22,6 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")
-        require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
         if given := self.action_format:
             is_text = not isinstance(action_format(given), ToolCalls)
             require(is_text, "--action-format", "a format of text", given, "calls are read by the engine's parser only")

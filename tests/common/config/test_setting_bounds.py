@@ -17,6 +17,7 @@ class Section:
     below: ShareBelow1 = 0.0
     none: Annotated[int | None, get_args(Count)[1]] = None
     word: Literal["keep", "drop"] = "keep"  # what happens then
+    least: float = -math.inf  # of a return
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ class Section:
         ({"steps": 0}, "`a.steps` must be >= 1, got 0; 3 is the default: of the run"),
         ({"share": 1.01}, "`a.share` must be in [0, 1], got 1.01"),
         ({"share": math.nan}, "`a.share` must be finite, got nan"),
+        ({"least": math.nan}, "`a.least` must be a number, got nan; -inf is the default: of a return"),
         ({"below": 1.0}, "`a.below` must be in [0, 1), got 1.0"),
         ({"none": 0}, "`a.none` must be >= 1, got 0"),
         ({"word": "kept"}, "`a.word` must be keep or drop, got 'kept'; 'keep' is the default: keep or drop; what"),
