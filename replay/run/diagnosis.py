@@ -36,13 +36,13 @@ class Facts:
 
     config: Config  # of the run
     state: RunState | None  # None if no learner has described the run
-    members: Sequence[Member]  # those that are alive
-    everyone: Sequence[Member]  # those that ever took part
+    members: Sequence[Member] = ()  # those that are alive
+    everyone: Sequence[Member] = ()  # those that ever took part
     ledger: Ledger
-    earlier: Ledger | None  # of some time before; None to judge by the whole run
-    failures: Sequence[Failure]  # newest first
+    earlier: Ledger | None = None  # of some time before; None to judge by the whole run
+    failures: Sequence[Failure] = ()  # newest first
     steps: Sequence[Mapping[str, float]]  # records of the newest optimizer steps, the last one last
-    newest_version: int  # that is on offer; -1 if none is
+    newest_version: int = -1  # that is on offer; -1 if none is
     now_s: float  # Unix time
     last_words: str = ""  # the last line of the learner's log, where that is on this machine
     actor_words: str = ""  # the last line of an actor's log, or its last error; only while no actor is alive

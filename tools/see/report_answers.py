@@ -86,13 +86,8 @@ def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
     facts = Facts(
         config=run.config or Config(),
         state=RunState.TRAINING,
-        members=(),
-        everyone=(),
         ledger=run.ledger or ledger_of({}),
-        earlier=None,
-        failures=(),
         steps=steps,
-        newest_version=-1,
         now_s=time.time(),
     )
     return diagnose_records(facts)

@@ -294,13 +294,8 @@ def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
     facts = Facts(
         config=Config(),
         state=RunState.TRAINING,
-        members=(),
-        everyone=(),
         ledger=ledger_of({}),
-        earlier=None,
-        failures=(),
         steps=[made_step(number, **SOLVED, **{"optim/grad_norm": 0.0}) for number in range(1, 6)],
-        newest_version=-1,
         now_s=time.time(),
     )
     assert diagnose_records(facts).cause == "neither side waits much"
