@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 import yaml
@@ -284,9 +285,7 @@ def differences(before: Config, now: Config) -> list[str]:
 
 def value_of(config: Config, path: str) -> object:
     """The value of the setting `path`, as `section.key`."""
-    value: object = config
-    for name in path.split("."):
-        value = getattr(value, name)
+    value: object = attrgetter(path)(config)
     return value
 
 

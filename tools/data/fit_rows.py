@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.tool_call import with_tools
 from slipstream.common.rows.row_source import BadRow, Row, is_hub, whole_rows
+from slipstream.envhub.env_options import is_number
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.conversation_rows import (
@@ -200,9 +201,8 @@ def described(conversation: Conversation) -> Conversation:
 def return_of(row: Row, *, needed: bool) -> float:
     """The return of a row, or its label; 0 if it has none and none is `needed`. Raises BadRow."""
     earned = label_of(row) if row.get("return") is None else row["return"]
-    with contextlib.suppress(OverflowError):  # of a whole number with hundreds of digits
-        if isinstance(earned, int | float) and not isinstance(earned, bool) and math.isfinite(earned):
-            return float(earned)
+    if is_number(earned):
+        return float(earned)
     if needed:
         raise BadRow(f"`return` must be a number, got {earned!r:.80}; rows are compared by their return")
     return 0.0
