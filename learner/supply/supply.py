@@ -360,7 +360,6 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
 
 def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
     """The ticket of group `group_id`: its task and sampling settings."""
-    sampling = config.sampling
     max_fork_turn = MAX_TURNS if config.replay.search else MAX_FORK_TURN
     return Ticket(
         group_id=group_id,
@@ -370,12 +369,7 @@ def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: 
         max_fork_turn=min(max_fork_turn, config.env.max_turns - 1) if config.replay.trees else 0,
         search=config.replay.search,
         min_policy_version=min_policy_version,
-        sampling=Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_turn_tokens=sampling.max_turn_tokens,
-        ),
+        sampling=msgspec.convert(config.sampling, Sampling, from_attributes=True),
         seed=config.run.seed,
     )
 
