@@ -3,10 +3,10 @@
 import contextlib
 import json
 import logging
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.output import write_json, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import training
-from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.rows.row_source import is_hub
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
@@ -25,7 +25,7 @@ from slipstream.common.text.pieces import check_words
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, described, read_samples
 from slipstream.tools.run.check_input import check_model_folder
-from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, leads
+from slipstream.tools.run.train import RANK_TIMEOUT_S, become_ranks, leads
 from slipstream.tools.terminal.options import as_arguments
 
 if TYPE_CHECKING:
@@ -49,16 +49,10 @@ def _fit_model(config: Config, run_dir: RunDir, *, goal: "Goal", options: FitOpt
     shutdown = Shutdown()
     with shutdown.nothing_to_lose():
         trained, held_out, left_out = read_samples(options, goal=goal)
-        is_rank = "RANK" in os.environ
-        if is_rank:
-            die_with_parent(os.getppid())  # torchrun
-        elif config.learner.host_rank:
-            become_torchrun(f"fit {goal}", config, run_dir, *as_arguments(options))  # host 0 prepares the run
-        else:
-            _check(config, run_dir)
-        parts = _examples(config, goal, (trained, held_out), left_out, data=options.data)
-        if not is_rank:
-            _prepare(config, run_dir, options, goal=goal, examples=parts[0])
+        examples = cache(lambda: _examples(config, goal, (trained, held_out), left_out, data=options.data))
+        prepare = partial(_prepare, config, run_dir, options, goal=goal, examples=examples)
+        become_ranks(f"fit {goal}", config, run_dir, *as_arguments(options), prepare=prepare)
+        parts = examples()
     if leads(config):
         for reason, number in left_out.items():
             if number:
@@ -106,19 +100,19 @@ def _check(config: Config, run_dir: RunDir) -> None:
 
 
 def _prepare(
-    config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal", examples: "Sequence[Example]"
+    config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal", examples: "Callable[[], list[list[Example]]]"
 ) -> None:
     """Write what the run depends on. Raises ConfigError if it was started with other examples or settings."""
+    _check(config, run_dir)
+    trained, _ = examples()
     # after the quick checks, as it imports torch
     from slipstream.learner.fit.fit_identity import check_recorded, identity_of
 
-    identity = identity_of(goal, examples, options, config=config)
+    identity = identity_of(goal, trained, options, config=config)
     check_recorded(run_dir.fit, identity)
     run_dir.create()
     write_json(run_dir.fit, identity)  # before the configuration, without which it is no run of another kind
     write_whole(run_dir.config, dump_config(config))
-    if config.learner.ranks > 1:
-        become_torchrun(f"fit {goal}", config, run_dir, *as_arguments(options))
 
 
 def _examples(

@@ -1,8 +1,8 @@
 """`slipstream learner --replay-archive RUN`: repeat RUN's training from its archive, and compare the weights."""
 
 import logging
-import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from slipstream.common.config.config import Config, dump_config, load_config
@@ -12,12 +12,12 @@ from slipstream.common.process.output import write_whole
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import training
-from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.common.process.shutdown import Shutdown
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, train
+from slipstream.tools.run.train import RANK_TIMEOUT_S, become_ranks, train
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +39,8 @@ def rerun(config: Config) -> int:
     shutdown, original_config = Shutdown(), _config_of(original)
     archive = Archive(original.trajectories, original_config.run.name)
     with shutdown.nothing_to_lose():
-        if "RANK" in os.environ:
-            die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
-        elif config.learner.host_rank:
-            become_torchrun("learner", config, run_dir)  # host 0 prepares the run
-        else:
-            _prepare(config, run_dir, archive, original, original_config)
+        prepare = partial(_prepare, config, run_dir, archive, original, original_config)
+        become_ranks("learner", config, run_dir, prepare=prepare)
     return training(run_dir, lambda: _repeat(config, run_dir, archive, original, original_config, shutdown))
 
 
@@ -108,5 +104,3 @@ def _prepare(config: Config, run_dir: RunDir, archive: Archive, original: RunDir
         )
     run_dir.create()
     write_whole(run_dir.config, dump_config(config))
-    if config.learner.ranks > 1:
-        become_torchrun("learner", config, run_dir)

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.learner_config import LearnerConfig
@@ -33,12 +33,7 @@ def train(config: Config) -> int:
     log_to_stderr()
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
-        if "RANK" in os.environ:
-            die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
-        elif config.learner.host_rank:
-            become_torchrun("learner", config, run_dir)  # host 0 prepares the run
-        else:
-            _prepare(config, run_dir)
+        become_ranks("learner", config, run_dir, prepare=lambda: _prepare(config))
     return training(run_dir, lambda: _learn(config, run_dir, shutdown))
 
 
@@ -74,14 +69,12 @@ def _learn(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
         leave_ranks()
 
 
-def _prepare(config: Config, run_dir: RunDir) -> None:
+def _prepare(config: Config) -> None:
     check_input(config)
     connect_or_explain(config.redis.url).close()
     from slipstream.tools.run.prepare import prepare  # it imports transformers
 
     prepare(config)
-    if config.learner.ranks > 1:
-        become_torchrun("learner", config, run_dir)
 
 
 def leads(config: Config) -> bool:
@@ -89,12 +82,20 @@ def leads(config: Config) -> bool:
     return os.environ.get("RANK", str(config.learner.host_rank)) == "0"
 
 
-def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -> NoReturn:
-    """Replace this process by torchrun, which starts `verb` once per rank of this host and forwards signals.
+def become_ranks(verb: str, config: Config, run_dir: RunDir, *options: str, prepare: Callable[[], object]) -> None:
+    """Prepare the run on host 0, and return in each rank.
 
-    Ranks of other hosts are waited for. They read the configuration that host 0 wrote into the run's directory.
+    If there are several, torchrun replaces this process. It starts `verb` once per rank of this host, and forwards
+    signals. Ranks of other hosts are waited for. All read the configuration that host 0 wrote into the run's directory.
     """
+    if "RANK" in os.environ:
+        die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
+        return
     learner = config.learner
+    if not learner.host_rank:
+        prepare()
+    if learner.ranks == 1:
+        return
     torchrun = [sys.executable, "-P", "-m", "slipstream.tools.run.torchrun"]
     place = _place(learner) if learner.hosts > 1 else ["--standalone"]
     rank = [sys.executable, "-u", "-P", "-m", "slipstream.tools.cli.cli", *verb.split(), str(run_dir.config), *options]
