@@ -71,8 +71,13 @@ def redis_url(address: int | Path, *, credentials: str = "") -> str:
     return f"unix://{credentials}{quote(str(address))}"
 
 
-def free_port() -> int:
+def free_port(wanted: int = 0) -> int:
+    """`wanted` if it is free on loopback, else any free port."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port

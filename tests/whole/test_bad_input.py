@@ -21,13 +21,13 @@ from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.envhub.rewards.rubric import read_rubric
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.server.redis_server import Server
+from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.chat_file import read_chat_file
 from slipstream.tools.data.judge_rows import read_judge
 from slipstream.tools.road.road_file import read_file
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.prepare import prepare
-from slipstream.tools.run.up import free_port
 from tests.full_disk import largest_file
 from tests.processes import GUESS, Run, nothing_runs
 from tests.replay.buffer.every_verb import FACTS

@@ -5,7 +5,6 @@ import importlib.util
 import math
 import os
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.run.diagnosis import FaultLog, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import Server, password_of, start_private_server
+from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import (
     EXIT_BAD_INPUT,
@@ -181,19 +181,6 @@ def _processes(
         server=server,
         env_hosts=env_hosts,
     )
-
-
-def free_port(wanted: int) -> int:
-    """`wanted` if it is free on loopback, else any free port."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise ConfigError("no free port on 127.0.0.1 for TensorBoard")
 
 
 def _supervise(config: Config, run_dir: RunDir, processes: _Processes, shutdown: Shutdown) -> int:

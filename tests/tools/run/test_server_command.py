@@ -16,12 +16,12 @@ from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Flag
+from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run import server_command
 from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.server_command import env_servers, playing_on_servers, server_commands
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from slipstream.tools.run.up import free_port
 from tests.guess import WORDS
 from tests.processes import MARK, REPOSITORY, marked, nothing_runs
 from tests.tools.cli.verbs import Output
@@ -41,7 +41,7 @@ def playing(root: Path, port: int, command: str) -> Config:
 def port(monkeypatch: pytest.MonkeyPatch, run_id: str) -> int:
     """A free port; and what the test starts carries its mark."""
     monkeypatch.setenv(MARK, run_id)
-    return free_port(0)
+    return free_port()
 
 
 # A command, and how many processes it is beside the guard.

@@ -29,7 +29,7 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.run.archive import Archive
 from slipstream.replay.server.redis_server import Server, _socket_of, password_of
-from slipstream.tools.run.up import free_port
+from slipstream.replay.server.server_settings import free_port
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.cli.verbs import slipstream
@@ -250,7 +250,7 @@ def the_trained_model_can_be_evaluated(root: Path) -> None:
 def test_a_run_ends_with_the_server_of_its_environment_and_continues_with_a_new_one(
     tmp_path: Path, start: Sittings
 ) -> None:
-    port = free_port(0)
+    port = free_port()
     serve = f"{sys.executable} -m slipstream.tools.cli.cli serve envs --names tests.guess:GuessEnv --port {port}"
     options = {"url": f"http://127.0.0.1:{port}", "env": "tests.guess:GuessEnv", "server_command": serve}
     settings = ["env.name=remote", f"env.options={json.dumps(options)}", f"learner.steps={ENDLESS}"]
