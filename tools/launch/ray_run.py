@@ -67,8 +67,7 @@ class Process:
                 if not child.keep_up():
                     ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
                     raise Failed(f"{ended}\n{child.last_log_lines()}")
-            child.ask_to_end()
-            child.wait(config.actors.drain_s + LEAVE_S + LEARNER_GRACE_S)
+            child.end(config.actors.drain_s + LEAVE_S + LEARNER_GRACE_S)
 
     def leave(self) -> None:
         """Make `run` end its process, and return."""

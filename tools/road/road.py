@@ -165,8 +165,7 @@ def _run(name: str, command: list[str], log: Path, shutdown: Shutdown, *, output
         pass
     if shutdown.requested.is_set():
         print(f"stopping {child.name}; press Ctrl-C again to stop at once", flush=True)
-        child.ask_to_end()
-        child.wait(math.inf)
+        child.end(math.inf)
         return shutdown.exit_code
     if not child.exit_code:
         return 0

@@ -2,8 +2,6 @@
 
 import contextlib
 import itertools
-import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import redis
 
+from slipstream.actors.host.join import process_name
 from slipstream.actors.host.preemption import watch_notices
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
@@ -80,7 +79,7 @@ class Host:
         self._slots: dict[int, Child] = {}
         self._leaving: set[int] = set()
         self._renamed: set[int | None] = set()  # ended processes whose slot already has its next name
-        self._life = secrets.token_hex(4)  # two containers may have the same host name and the same process ids
+        self._name = process_name()
         self._numbers = itertools.count()
 
     @property
@@ -140,7 +139,7 @@ class Host:
         print(f"actor {name}{where}: {log}", flush=True)
 
     def _new_name(self) -> str:
-        return f"{socket.gethostname()}-{os.getpid()}-{self._life}-{next(self._numbers)}"
+        return f"{self._name}-{next(self._numbers)}"
 
 
 @contextlib.contextmanager
@@ -160,8 +159,7 @@ def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
     try:
         yield relay
     finally:
-        relay.ask_to_end()
-        relay.wait(GRACE_S)
+        relay.end(GRACE_S)
 
 
 def _watch(host: Host, relay: Child | None, shutdown: Shutdown) -> Child | None:

@@ -166,6 +166,11 @@ class Child:
         else:
             self._end_offspring()
 
+    def end(self, timeout_s: float) -> None:
+        """Ask it to end, and wait; after `timeout_s`, kill it with all its descendants."""
+        self.ask_to_end()
+        self.wait(timeout_s)
+
     def kill(self) -> None:
         """Kill the process and all its descendants."""
         if self._process is not None and self._process.poll() is None:

@@ -70,7 +70,7 @@ def env_servers(config: Config, *, stop: Flag) -> Iterator[list[Child]]:
             run_dir.create()
             words = ["sh", "-c", GUARD, "server", *shlex.split(command)]
             servers[url] = Child(f"server-{label}", words, log=run_dir.log(f"server-{label}"), environment={})
-            stack.callback(_end, servers[url])
+            stack.callback(servers[url].end, GRACE_S)
             servers[url].start()
         for url, server in servers.items():
             print(f"{server.name}: waiting until {url} answers; log: {server.log}", file=sys.stderr, flush=True)
@@ -129,11 +129,6 @@ def _wait_for_answer(url: str, server: Child, stop: Flag) -> None:
 
 def _with_log(server: Child, what: str) -> str:
     return f"{server.name} {what}; the last lines of {server.log}:\n{server.last_log_lines() or '(none)'}"
-
-
-def _end(server: Child) -> None:
-    server.ask_to_end()
-    server.wait(GRACE_S)
 
 
 def _is_taken(url: str) -> bool:

@@ -203,8 +203,7 @@ def _supervise(config: Config, run_dir: RunDir, processes: _Processes, shutdown:
             (processes.tensorboard, 5.0),
             *((tracker, TRACKER_GRACE_S) for tracker in processes.trackers),
         ):
-            child.ask_to_end()
-            child.wait(grace_s)
+            child.end(grace_s)
     summary = read_summary(run_dir) if not failed and processes.learner.exit_code == 0 else None
     if summary:
         print_table("Summary", summary_rows(summary))

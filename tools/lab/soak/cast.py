@@ -68,8 +68,7 @@ class Cast:
         for child in self.everyone:
             if child.exit_code is None:
                 child.send(signal.SIGCONT)
-                child.ask_to_end()
-                child.wait(END_TIMEOUT_S)
+                child.end(END_TIMEOUT_S)
             if child.exit_code not in (EXIT_PREEMPTED, -signal.SIGTERM):  # SIGTERM: it had just been started
                 wrong.append(f"{child.name} ended with code {child.exit_code}: {child.last_log_lines()}")
         return wrong
