@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +36,8 @@ class Border:
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextlib.asynccontextmanager
-    async def served(self, app: web.Application, where: tuple[str, int] | Path | socket.socket) -> AsyncIterator[str]:
-        """Serve `app` at a port, a Unix socket or a socket that is bound; yield the URL. Raises OSError."""
+    async def served(self, app: web.Application, where: tuple[str, int] | Path) -> AsyncIterator[str]:
+        """Serve `app` at a port or a Unix socket; yield the URL. Raises OSError."""
         app.middlewares.append(self._admit)
         # A time of 0 would be none: aiohttp then waits until clients have sent the other half of their requests. It
         # waits for the time twice. With `auto_decompress`, it would unpack a body before the key is checked.
@@ -57,10 +56,8 @@ class Border:
                 await web.UnixSite(runner, where).start()
                 yield ""
             else:
-                host = where[0] if isinstance(where, tuple) else "127.0.0.1"
-                site = web.TCPSite(runner, *where) if isinstance(where, tuple) else web.SockSite(runner, where)
-                await site.start()
-                yield f"http://{host}:{runner.addresses[0][1]}"
+                await web.TCPSite(runner, *where).start()
+                yield f"http://{where[0]}:{runner.addresses[0][1]}"
         finally:
             try:
                 async with asyncio.timeout(2 * END_S):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,22 +31,18 @@ HEADERS = {
 
 def serve(pages: ArchivePages, front: Callable[[], str], *, port: int) -> None:
     """Serve the page that `front` makes, until Ctrl-C or SIGTERM. Raises ConfigError if the port is in use."""
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind(("127.0.0.1", port))
+        asyncio.run(_serve_until_a_signal(make_app(pages, front), port))
     except OSError as error:
-        raise ConfigError(f"--port {port} on 127.0.0.1: {error.strerror}; leave it out for any free port") from error
-    address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    print(f"look at {address} (Ctrl-C ends it)", flush=True)
-    asyncio.run(_serve_until_a_signal(make_app(pages, front), listening))
+        raise ConfigError(f"--port {port}: {error.strerror}; leave it out for any free port") from error
 
 
-async def _serve_until_a_signal(app: web.Application, listening: socket.socket) -> None:
+async def _serve_until_a_signal(app: web.Application, port: int) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with Border(max_body_bytes=MAX_BODY_BYTES, is_for_pages=True).served(app, listening):
+    async with Border(max_body_bytes=MAX_BODY_BYTES, is_for_pages=True).served(app, ("127.0.0.1", port)) as url:
+        print(f"look at {url}/ (Ctrl-C ends it)", flush=True)
         await ended.wait()
 
 

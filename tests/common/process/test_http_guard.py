@@ -97,11 +97,9 @@ async def rewards() -> AsyncIterator[Served]:
 
 @contextlib.asynccontextmanager
 async def pages() -> AsyncIterator[Served]:
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
     app = page_server.make_app(None, str)  # type: ignore[arg-type]
     border = Border(max_body_bytes=page_server.MAX_BODY_BYTES, is_for_pages=True)
-    async with border.served(app, listening) as url:
+    async with border.served(app, ("127.0.0.1", 0)) as url:
         yield Served(port=port_of(url), path="/api/x", max_bytes=page_server.MAX_BODY_BYTES, heavy=b"x" * 1000)
 
 
