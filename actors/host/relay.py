@@ -19,7 +19,7 @@ from slipstream.actors.weights.holdings import Holdings
 from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.actors.weights.sources import Sources
 from slipstream.common.config.config import Config
-from slipstream.common.process.connection import connect, own_address
+from slipstream.common.process.connection import checked_address, connect
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
@@ -198,9 +198,9 @@ class Relay:
 
 
 def relay(config: Config) -> int:
-    """Run a relay until the run is over or a signal asks it to leave; return the exit code."""
+    """Run a relay until the run is over or a signal asks it to leave; return the exit code. Raises ConfigError."""
     log_to_stderr()
-    shutdown = Shutdown()
+    address, shutdown = checked_address(config.weights.host, config.redis.url), Shutdown()
     with shutdown.nothing_to_lose():
         fleet = fleet_of(config, shutdown)
         run = run_config(wait_for_run(fleet, config.actors.join_timeout_s))
@@ -210,7 +210,7 @@ def relay(config: Config) -> int:
             run_id=run.run.name,
             name=process_name(),
             host=socket.gethostname(),
-            address=own_address(config.weights.host, config.redis.url),
+            address=address,
             limits=ServerLimits(),
             timeout_s=2 * BROADCAST_TIMEOUT_S,
         ),

@@ -1,5 +1,6 @@
 """Connects to Redis: the only place that sets timeouts, retries and reply formats."""
 
+import ipaddress
 import os
 import re
 import socket
@@ -8,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import redis
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.redis_retry import PATIENCE_S, Patience, RedisAway
 from slipstream.common.process.shutdown import Flag
 
@@ -126,6 +128,24 @@ def own_address(host: str, url: str) -> str:
     if parts.scheme in ("", "unix"):  # `slipstream up` starts a server on this machine
         return "127.0.0.1"
     return address_towards(parts.hostname or "")
+
+
+def checked_address(host: str, url: str) -> str:
+    """As `own_address`. Raises ConfigError unless it is an IPv4 address that weights can be served at."""
+    try:
+        host = own_address(host, url)
+        if ipaddress.IPv4Address(host).is_unspecified:
+            raise ConfigError(
+                f"`weights.host` {host} is not an address that actors can connect to; give the address of one interface"
+            )
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except (ipaddress.AddressValueError, UnicodeError, OSError) as error:
+        raise ConfigError(
+            f"`weights.host` must be an IPv4 address of this machine that actors can reach; {host!r} cannot be bound: "
+            f"{error}"
+        ) from None
+    return host
 
 
 def address_towards(host: str) -> str:

@@ -233,7 +233,7 @@ VERBS = {
         arguments=FOLDER,
     ),
     "serve relay": Verb(
-        "slipstream.tools.run.relay_verb:run_relay",
+        "slipstream.actors.host.relay:relay",
         RELAY,
         summary="pull a run's newest weights once and serve them to its actors",
         joins=True,

@@ -3,10 +3,8 @@
 import asyncio
 import dataclasses
 import functools
-import ipaddress
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import TOOLS, EnvConfig, MixtureEntry
 from slipstream.common.process.config_error import ConfigError, reason
-from slipstream.common.process.connection import own_address
+from slipstream.common.process.connection import checked_address
 from slipstream.common.process.imported import is_own
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
@@ -77,7 +75,7 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
     for key, folder in (("reward_model", objective.reward_model), ("reference_model", objective.reference_model)):
         if folder and folder not in to_come and not (key == "reference_model" and objective.teacher_url):
             _check_files(f"objective.{key}", Path(folder))
-    check_host(config)
+    checked_address(config.weights.host, config.redis.url)
     check_room(config)
     _check_objective(config)  # last, as it takes seconds
 
@@ -299,22 +297,3 @@ def _read_json(path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise ConfigError(f"`model.path`: {path} must hold a JSON object, got a {type(content).__name__}")
     return content
-
-
-def check_host(config: Config) -> None:
-    """Raise ConfigError unless `weights.host` is an IPv4 address that weights can be served at."""
-    host = config.weights.host
-    try:
-        host = own_address(host, config.redis.url)
-        address = ipaddress.IPv4Address(host)
-        if address.is_unspecified:
-            raise ConfigError(
-                f"`weights.host` {host} is not an address that actors can connect to; give the address of one interface"
-            )
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-    except (ipaddress.AddressValueError, UnicodeError, OSError) as error:
-        raise ConfigError(
-            f"`weights.host` must be an IPv4 address of this machine that actors can reach; {host!r} cannot be bound: "
-            f"{error}"
-        ) from None
