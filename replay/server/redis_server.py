@@ -21,7 +21,7 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import die_with_parent
-from slipstream.replay.server.redis_version import NoRedis, Version, version_of
+from slipstream.replay.server.redis_version import ServerError, Version, version_of
 from slipstream.replay.server.server_settings import (
     ADMIN,
     LIMITS,
@@ -42,10 +42,6 @@ STOP_TIMEOUT_S = 20.0
 REWRITE_TIMEOUT_S = 600.0  # of an append-only file after a crash: minutes, if it is large and its disk is slow
 
 MAX_SOCKET_BYTES = 100  # of a socket's path; the kernel's limit is 107
-
-
-class ServerError(RuntimeError):
-    """The server did not start or did not stop; the message ends with the server's log."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -257,10 +253,7 @@ def password_of(directory: Path, url: str) -> str | None:
 def find_executable() -> str:
     """A current server on the PATH, else the bundled one, else an older one on the PATH. Raises ServerError."""
     on_path = [found for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
-    try:
-        versions = {executable: version_of(executable) for executable in on_path}
-    except NoRedis as error:
-        raise ServerError(str(error)) from None
+    versions = {executable: version_of(executable) for executable in on_path}
     current = [executable for executable in on_path if versions[executable] >= CURRENT_VERSION]
     usable = [executable for executable in on_path if versions[executable] >= MIN_VERSION]
     if chosen := next(filter(None, (*current, _bundled(), *usable)), None):

@@ -1,4 +1,4 @@
-"""The version of a Redis or Valkey server."""
+"""The version of a Redis or Valkey server, and the error of one that does not run."""
 
 import re
 import subprocess
@@ -19,20 +19,22 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}.{self.patch}"
 
 
-class NoRedis(ValueError):
-    """A program on the PATH that is no Redis or Valkey server that runs here; the message names it."""
+class ServerError(RuntimeError):
+    """No server was found, or it did not start or stop; the message ends with its log, if it wrote one."""
 
 
 def version_of(executable: str) -> Version:
-    """The version of the program `executable`. Raises NoRedis."""
+    """The version of the program `executable`. Raises ServerError if it is no server that runs here."""
     try:
         done = subprocess.run([executable, "--version"], capture_output=True, timeout=VERSION_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoRedis(f"{executable} does not run: {error}; remove it from the PATH, or install it again") from None
+        raise ServerError(f"{executable} does not run: {error}; remove it from the PATH, or install it again") from None
     shown = done.stdout.decode(errors="replace")
     match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", shown)
     if match is None:
-        raise NoRedis(f"{executable} is neither Redis nor Valkey: --version printed {shown!r}; remove it from the PATH")
+        raise ServerError(
+            f"{executable} is neither Redis nor Valkey: --version printed {shown!r}; remove it from the PATH"
+        )
     # The words tell them apart, not the file's name: Valkey is often installed as redis-server too.
     major, minor, patch = map(int, match.groups())
     return Version(major, minor, patch, "Valkey" if shown.lower().startswith("valkey") else "Redis")

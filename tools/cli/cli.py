@@ -23,7 +23,8 @@ from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.common.transfer.encryption import load_key
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.fleet.fleet import UnknownRun
-from slipstream.replay.server.redis_server import ServerError, password_of
+from slipstream.replay.server.redis_server import password_of
+from slipstream.replay.server.redis_version import ServerError
 from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, summary_of
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.terminal.config_help import settings_topic

@@ -20,8 +20,8 @@ from slipstream.common.process.run_state import Standing, standing
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.run.diagnosis import Diagnosis, diagnose
 from slipstream.replay.run.observer import Observer
-from slipstream.replay.server.redis_server import ServerError, find_executable
-from slipstream.replay.server.redis_version import version_of
+from slipstream.replay.server.redis_server import find_executable
+from slipstream.replay.server.redis_version import ServerError, version_of
 from slipstream.tools.run.check_input import check_room
 from slipstream.tools.see.report_answers import recorded_diagnosis
 from slipstream.tools.see.run_files import read_run

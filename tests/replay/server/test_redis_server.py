@@ -22,13 +22,12 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.server import redis_server as server_module
 from slipstream.replay.server.redis_server import (
     Server,
-    ServerError,
     find_executable,
     password_of,
     start_private_server,
     start_server,
 )
-from slipstream.replay.server.redis_version import NoRedis, Version, version_of
+from slipstream.replay.server.redis_version import ServerError, Version, version_of
 from tests.full_disk import largest_file
 from tests.stand_ins import aof_of, log_of
 from tests.waiting import wait_until
@@ -180,7 +179,7 @@ def test_a_program_that_is_no_redis_server_is_named(
     other = tmp_path / "redis-server"
     other.write_bytes(content)
     other.chmod(0o755)
-    with pytest.raises(NoRedis, match=f"redis-server {said}"):
+    with pytest.raises(ServerError, match=f"redis-server {said}"):
         version_of(str(other))
 
 
