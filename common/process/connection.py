@@ -156,6 +156,21 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def is_listening(url: str) -> bool:
+    """Whether a process accepts connections at `url`, of a socket file, or of a port, which is 80 if it has none."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme != "unix":
+            socket.create_connection((parts.hostname, parts.port or 80), CALL_TIMEOUT_S).close()
+            return True
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(CALL_TIMEOUT_S)
+            probe.connect(parts.path)
+            return True
+    except OSError:
+        return False
+
+
 def shown(url: str) -> str:
     """The URL without user and password, for messages and logs; it may be malformed."""
     return re.sub(r"^(\w+://)?.*@", r"\1***@", url)

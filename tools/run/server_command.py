@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import shlex
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import is_listening
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Flag
 from slipstream.tools.run.child import Child
@@ -62,7 +62,7 @@ def env_servers(config: Config, *, stop: Flag) -> Iterator[list[Child]]:
     run_dir, servers = RunDir(config.run.root, config.run.name), dict[str, Child]()
     with contextlib.ExitStack() as stack:
         for command, (label, url) in server_commands(config.env).items():
-            if _is_taken(url):
+            if is_listening(url):
                 raise ConfigError(
                     f"`env.options.url` {url} is in use, so {command!r} cannot listen there; end what does, choose "
                     "another port in both, or set env.options.server_command= to play on what is there"
@@ -129,15 +129,6 @@ def _wait_for_answer(url: str, server: Child, stop: Flag) -> None:
 
 def _with_log(server: Child, what: str) -> str:
     return f"{server.name} {what}; the last lines of {server.log}:\n{server.last_log_lines() or '(none)'}"
-
-
-def _is_taken(url: str) -> bool:
-    place = urlsplit(url)
-    try:
-        socket.create_connection((place.hostname, place.port or 80), ANSWER_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def _answers(url: str) -> bool:

@@ -1,14 +1,12 @@
 """`slipstream runs`: how far each run under `run.root` has come, from its directory; no server is needed."""
 
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import RedisUnreachable
+from slipstream.common.process.connection import RedisUnreachable, is_listening
 from slipstream.common.process.headline import headline, interval
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
@@ -17,7 +15,6 @@ from slipstream.replay.server.redis_server import password_of
 from slipstream.tools.see.summary import Summary, held_out_success, read_summary
 from slipstream.tools.terminal.table import print_rows
 
-CONNECT_S = 1.0
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, OSError)  # what damaged files of a run raise
 COLUMNS = ("run", "state", "step", "success", "held out", "cost", "last step")
 
@@ -44,7 +41,7 @@ def trains_alone(config: Config) -> bool:
 def has_ended(config: Config) -> bool:
     """Whether the run's own server, which `slipstream up` starts, has ended with the run."""
     is_own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url) is not None
-    return is_own and not _answers(config.redis.url)
+    return is_own and not is_listening(config.redis.url)
 
 
 def check_running(config: Config) -> None:
@@ -99,16 +96,3 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _answers(url: str) -> bool:
-    """Whether a process accepts connections at `url`."""
-    parts = urlsplit(url)
-    is_file = parts.scheme == "unix"
-    with socket.socket(socket.AF_UNIX if is_file else socket.AF_INET) as probe:
-        probe.settimeout(CONNECT_S)
-        try:
-            probe.connect(parts.path if is_file else (parts.hostname, parts.port))
-        except OSError:
-            return False
-    return True
