@@ -33,10 +33,6 @@ POLL_S = 0.5
 ASKED_S = 5.0  # for a Ray actor to hear that it has to leave
 
 
-class Failed(RuntimeError):
-    """The process failed too often to be restarted; the message has the end of its log."""
-
-
 class Process:
     """`slipstream VERB` on one node. If the node or this Ray actor is lost, Ray makes it again where there is room."""
 
@@ -44,7 +40,7 @@ class Process:
         self._leaves = threading.Event()
 
     def run(self, name: str, config: Config, secrets: dict[str, str], path: str) -> None:
-        """Run the process until it is done, or has to leave: then it drains. Raises Failed.
+        """Run the process until it is done or has to leave: then it drains. Raises RuntimeError if it failed too often.
 
         `name` is the verb, and a number. `secrets` are environment variables, `path` is its PYTHONPATH.
         """
@@ -66,7 +62,7 @@ class Process:
                     os._exit(EXIT_PREEMPTED)
                 if not child.keep_up():
                     ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
-                    raise Failed(f"{ended}\n{child.last_log_lines()}")
+                    raise RuntimeError(f"{ended}\n{child.last_log_lines()}")
             child.end(config.actors.drain_s + LEAVE_S + LEARNER_GRACE_S)
 
     def leave(self) -> None:
