@@ -197,8 +197,6 @@ async def _start(step_timeout_s: float) -> _Process:
             process.kill()
         if isinstance(error, TimeoutError):
             raise WorkerFailed(f"a worker was not ready after {START_S:g} s") from error
-        if isinstance(error, WireError):
-            raise WorkerFailed(f"a worker sent a malformed message when it started: {error}") from error
         raise
 
 
