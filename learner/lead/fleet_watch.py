@@ -12,7 +12,6 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.events import Events
 from slipstream.common.process.metrics import Metrics
 from slipstream.common.process.printable import printable
-from slipstream.common.process.redis_retry import RedisAway
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import cost_of
 from slipstream.learner.lead.overview import FLEET, describe
@@ -66,7 +65,7 @@ class FleetWatch:
             ending = self._ending.wait(EVERY_S)
             try:
                 self._look(time.time())
-            except (RedisAway, redis.RedisError, OSError) as error:
+            except (redis.RedisError, OSError) as error:
                 log.warning("no point for the fleet's charts: %s", error)
             if ending:
                 return
