@@ -1,4 +1,4 @@
-"""Writes files and folders that appear whole or not at all, and lets one process at a time write an output."""
+"""Writes files and folders that appear whole or not at all, and reads JSON; one process at a time writes an output."""
 
 import contextlib
 import errno
@@ -12,9 +12,14 @@ import socket
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.wire import MALFORMED
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +129,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` atomically with `value` as JSON."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path, kind: type[T], *, cure: str) -> T:
+    """The JSON in `path`, of type `kind`. Raises ConfigError, which names the file and ends with `cure`, what to do."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, *MALFORMED) as error:
+        raise ConfigError(f"{path} is damaged: {error}; {cure}") from error
 
 
 def remove_left(path: Path) -> None:

@@ -14,6 +14,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import read_json
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.transfer.chunks import Blob, ChunkRequest
 
@@ -131,10 +132,7 @@ def tensor_shapes(folder: Path) -> dict[str, list[int]]:
     """
     shapes = {name: tensor.shape for file in weight_files(folder) for name, tensor in _header(file).items()}
     if not shapes and (folder / SHAPES).is_file():
-        try:
-            shapes = msgspec.json.decode((folder / SHAPES).read_bytes(), type=dict[str, list[int]])
-        except MALFORMED as error:
-            raise ConfigError(f"{folder / SHAPES} is damaged: {error}; remove the folder, to pull it again") from error
+        shapes = read_json(folder / SHAPES, dict[str, list[int]], cure="remove the folder, to pull it again")
     if not shapes:
         raise ConfigError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
     return shapes

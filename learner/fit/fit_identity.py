@@ -2,15 +2,15 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.output import write_json
+from slipstream.common.process.output import read_json, write_json
 from slipstream.learner.batch.examples import Example, Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.ranks.hosts import check_alike
@@ -53,15 +53,10 @@ def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> 
 
 def check_recorded(path: Path, identity: dict[str, object]) -> None:
     """Raise ConfigError if another identity than `identity` is recorded in `path`."""
-    if path.exists():
-        try:
-            before = json.loads(path.read_text())
-            others = [name for name, value in identity.items() if before.get(name) != value]
-        except (OSError, ValueError, RecursionError, AttributeError) as error:
-            raise ConfigError(
-                f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
-            ) from error
-        if others:
-            raise ConfigError(
-                f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
-            )
+    if not path.exists():
+        return
+    before = read_json(path, dict[str, Any], cure="restore it from a copy, or choose another `run.name`")
+    if others := [name for name, value in identity.items() if before.get(name) != value]:
+        raise ConfigError(
+            f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
+        )

@@ -9,11 +9,9 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import wilson
 from slipstream.common.process.metrics import read_metrics
-from slipstream.common.process.output import write_json, write_whole
-from slipstream.common.process.wire import MALFORMED
+from slipstream.common.process.output import read_json, write_json, write_whole
 from slipstream.tools.road.road_file import Stage
 
 COLUMNS = ["stage", "verb", "held-out success", "gain", "greedy", "time", "tokens played", "tokens trained", "note"]
@@ -51,11 +49,8 @@ Records = dict[str, Done]  # the stages of a road by name, in the order in which
 
 def load_records(folder: Path) -> Records:
     """The records of a road, empty if it has not begun. Raises ConfigError if they are damaged."""
-    path = folder / "road.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Records) if path.exists() else {}
-    except (*MALFORMED, OSError) as error:
-        raise ConfigError(f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`") from None
+    path, cure = folder / "road.json", "restore it from a copy, or choose another `run.name`"
+    return read_json(path, Records, cure=cure) if path.exists() else {}
 
 
 def save_records(records: Records, folder: Path, shared: Config) -> None:

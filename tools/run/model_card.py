@@ -8,9 +8,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from slipstream.common.config.config import Config, key_paths, load_config, value_of
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import headline, wilson
 from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.output import read_json
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.see.metrics_window import Record
 from slipstream.tools.see.run_files import RunFiles, read_run
@@ -74,11 +74,7 @@ def _rl_rows(run: RunFiles, config: Config) -> dict[str, str]:
 
 def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, str]:
     """Of an imitation, DPO or a reward model, which have no episodes and no lag. Raises ConfigError."""
-    try:
-        settings = json.loads(fit.read_bytes())
-        data = str(settings["--data"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{fit} is damaged: {error}; restore it from a copy") from error
+    settings = read_json(fit, dict[str, Any], cure="restore it from a copy")
     shown = {
         "loss of the last step": "fit/loss",
         "held-out loss": "fit/held_out_loss",
@@ -87,7 +83,7 @@ def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, st
     values = {text: _last(records, name) for text, name in shown.items()}
     return {
         "fit": " ".join(f"{key} {settings.get(key)}" for key in ("goal", "--epochs", "--batch-rows", "--beta")),
-        "data": f"recorded conversations, sha256 of their tokens {data[:16]}",
+        "data": f"recorded conversations, sha256 of their tokens {str(settings.get('--data', MISSING))[:16]}",
         "optimizer steps": f"{records[-1]['step']:.0f}" if records else MISSING,
     } | {text: MISSING if value is None else f"{value:.4f}" for text, value in values.items()}
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import Headline, interval, wilson
+from slipstream.common.process.output import read_json
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.wire import MALFORMED
 from slipstream.learner.lead.tally import EvalDuring, EvalResult
 from slipstream.replay.records.ledger import Ledger
 
@@ -40,12 +39,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_summary(run_dir: RunDir) -> Summary | None:
     """The run's summary; None if the run has not finished. Raises ConfigError if it cannot be read."""
-    if not run_dir.summary.exists():
-        return None
-    try:
-        return msgspec.json.decode(run_dir.summary.read_bytes(), type=Summary)
-    except (*MALFORMED, OSError) as error:
-        raise ConfigError(f"{run_dir.summary} is damaged: {error}; remove it") from error
+    return read_json(run_dir.summary, Summary, cure="remove it") if run_dir.summary.exists() else None
 
 
 def held_out_success(record: Mapping[str, float]) -> str:

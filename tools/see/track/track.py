@@ -19,11 +19,10 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.metrics import Sample, newest_first, read_metrics
-from slipstream.common.process.output import held, write_whole
+from slipstream.common.process.output import held, read_json, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import standing
 from slipstream.common.process.shutdown import Shutdown
-from slipstream.common.process.wire import MALFORMED
 from slipstream.tools.see.metrics_window import numbers
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.prometheus import PrometheusTracker
@@ -130,13 +129,8 @@ def new_samples(run_dir: RunDir, *, after_s: float, until_s: float) -> list[Samp
 
 def read_sent(run_dir: RunDir, to: str) -> Sent:
     """What the tracker `to` has received so far. Raises ConfigError if the note of it is damaged."""
-    path = _note(run_dir, to)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Sent)
-    except FileNotFoundError:
-        return Sent()
-    except (*MALFORMED, OSError) as error:
-        raise ConfigError(f"{path} is damaged: {error}; remove it, and all records are sent to a new run") from error
+    path, cure = _note(run_dir, to), "remove it, and all records are sent to a new run"
+    return read_json(path, Sent, cure=cure) if path.exists() else Sent()
 
 
 def _note(run_dir: RunDir, to: str) -> Path:
