@@ -5,8 +5,9 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 import time
+
+import yaml
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
@@ -67,10 +68,7 @@ def is_over(fleet: Fleet) -> bool:
 
 def run_config(facts: RunFacts) -> Config:
     """The run's configuration, as its learner published it."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(facts.config_yaml)
-        file.flush()
-        return load_config(file.name, [])
+    return load_config(None, [], presets=[yaml.safe_load(facts.config_yaml) or {}])
 
 
 def checked_key(run: Config) -> CurveKey | None:
