@@ -2,9 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import check_apart, held, remove_left, sync, whole_file
@@ -18,7 +17,8 @@ RECORDS = ("metrics.jsonl", "samples.jsonl", "preferences.jsonl")  # of a run
 @contextlib.contextmanager
 def rows_to(path: Path, *, force: bool, inputs: Sequence[str] = ()) -> Iterator[None]:
     """Be the only process that writes rows to `path`, which must be free, and none of `inputs`. Raises ConfigError."""
-    _writer(path)
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ConfigError(f"the file name must end in .jsonl or .parquet, got {path}")
     check_writable(path, force=force)
     with held(path):
         check_writable(path, force=force)  # another process may have written it meanwhile
@@ -43,27 +43,14 @@ def check_writable(path: Path, *, force: bool) -> None:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write `rows` to `path`, completely or not at all. Raises ConfigError if it cannot be written."""
-    write = _writer(path)
     try:
         with whole_file(path) as file:
-            write(file, rows)
+            if path.suffix == ".parquet":
+                from slipstream.tools.data.parquet_rows import write_parquet  # only .parquet files need pyarrow
+
+                write_parquet(file, rows)
+            else:
+                file.writelines(json_line(row).encode() + b"\n" for row in rows)
             sync(file)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}; choose another file") from error
-
-
-def _writer(path: Path) -> Callable[[BinaryIO, Iterable[Row]], None]:
-    """What writes the kind of file that `path` names. Raises ConfigError for another kind."""
-    match path.suffix:
-        case ".jsonl":
-            return _write_jsonl
-        case ".parquet":
-            from slipstream.tools.data.parquet_rows import write_parquet  # only .parquet files need pyarrow
-
-            return write_parquet
-        case _:
-            raise ConfigError(f"the file name must end in .jsonl or .parquet, got {path}")
-
-
-def _write_jsonl(file: BinaryIO, rows: Iterable[Row]) -> None:
-    file.writelines(json_line(row).encode() + b"\n" for row in rows)
