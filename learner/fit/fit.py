@@ -39,7 +39,7 @@ from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.credit.measure import of_each_token
-from slipstream.learner.fit.fit_identity import check_identity, identity_of
+from slipstream.learner.fit.fit_identity import check_recorded, identity_of
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.fit.fit_turns import calibration_table, held_out_metrics, label_metrics, labels_of
 from slipstream.learner.learner import stop_requested
@@ -51,6 +51,7 @@ from slipstream.learner.model.probe_score import check_export
 from slipstream.learner.model.reward_model import RewardModel, save_reward_model
 from slipstream.learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from slipstream.learner.objective.turn_labels import turn_slope
+from slipstream.learner.ranks.hosts import check_alike
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.step.step import StepModels
 
@@ -109,10 +110,11 @@ def fit(
     """Fit a model to `examples` and export it; False if a stop was requested before the end.
 
     A run that was stopped continues from its checkpoint. Every rank passes all of the examples, in the same order.
-    Raises ConfigError if the run was started with other examples or settings.
+    Raises ConfigError if `run_dir.fit` records that the run was started with other examples or settings.
     """
     identity = identity_of(goal, examples, options, config=config)
-    check_identity(run_dir.fit, identity, ranks=ranks)
+    check_alike(identity, ranks=ranks)
+    check_recorded(run_dir.fit, identity)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
     fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
     sequences = (each for example in (*examples, *held_out) for side in example for each in side)

@@ -6,15 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.output import read_json, write_json
+from slipstream.common.process.output import read_json
 from slipstream.learner.batch.examples import Example, Goal
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.learner.ranks.hosts import check_alike
-from slipstream.learner.ranks.ranks import Ranks
 
 
 def identity_of(goal: Goal, examples: Sequence[Example], options: FitOptions, *, config: Config) -> dict[str, object]:
@@ -37,18 +33,6 @@ def identity_of(goal: Goal, examples: Sequence[Example], options: FitOptions, *,
     }
     lora = config.model.lora
     return identity | ({"model.lora": dataclasses.asdict(lora)} if lora.rank else {})
-
-
-def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
-    """Record `identity` in `path`. Every rank calls it.
-
-    Raises ConfigError if another is recorded there, and on every rank unless all of them have the same.
-    """
-    check_alike(identity, ranks=ranks)
-    check_recorded(path, identity)
-    dist.barrier()  # every rank has looked before rank 0 writes
-    if ranks.rank == 0:
-        write_json(path, identity)
 
 
 def check_recorded(path: Path, identity: dict[str, object]) -> None:

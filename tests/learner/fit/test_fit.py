@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.output import write_json
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.text.dialogue import Branch
@@ -21,6 +22,7 @@ from slipstream.learner.batch.examples import Example, Goal, example_of
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.fit import fit as fit_module
 from slipstream.learner.fit.fit import fit
+from slipstream.learner.fit.fit_identity import identity_of
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.model.reward_model import RewardModel
 from slipstream.learner.ranks.ranks import Ranks, context_of
@@ -183,6 +185,8 @@ def train(
     config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", *settings)
     run_dir, options, made = RunDir(run.parent, run.name), FitOptions(batch_rows=4, epochs=epochs), examples(goal, 9)
     run_dir.create()
+    if not run_dir.fit.exists():
+        write_json(run_dir.fit, identity_of(goal, made[:7], options, config=config))
     named = {"config": config, "options": options, "run_dir": run_dir, "ranks": ranks}
     return fit(goal, made[:7], made[7:], **named, shutdown=shutdown or Shutdown())
 
