@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, reason
 
 HUB = "hub:"  # what the name of a data set on a hub begins with
 MAX_LINE_BYTES = 64 << 20
@@ -187,9 +187,8 @@ def _parquet(path: Path) -> Iterator[Line]:
             "columns, or as .jsonl, of which one row is in memory at a time"
         ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        message = " ".join(str(error).split())
         raise ConfigError(
-            f"{path} cannot be read after row {num_read}: {message}; restore it from a copy, or write it again"
+            f"{path} cannot be read after row {num_read}: {reason(error)}; restore it from a copy, or write it again"
         ) from error
 
 

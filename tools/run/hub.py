@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, reason
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 # Weights and what reads text, without pickled weights and without code.
@@ -24,8 +24,8 @@ def local_model(path: str) -> str:
     try:
         return str(snapshot_download(name, revision=revision or None, allow_patterns=FILES))
     except (OSError, ValueError) as error:  # all errors of the Hub's client, of the network and of the disk
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"`model.path` {path} is not a folder here, and was not found on the Hugging Face Hub: {reason}; check the "
-            "name, `hf auth login` for a gated model, or `hf download` it where there is a network and copy the folder"
+            f"`model.path` {path} is not a folder here, and was not found on the Hugging Face Hub: {reason(error)}; "
+            "check the name, `hf auth login` for a gated model, or `hf download` it where there is a network and copy "
+            "the folder"
         ) from error
