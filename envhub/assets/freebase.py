@@ -5,6 +5,7 @@ A variable stands for a call. Its members are computed by the endpoint from the 
 
 import json
 import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import aiohttp
 import msgspec
 
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.attempts import Passing, requested
 
 PREFIX = "http://rdf.freebase.com/ns/"
 MAX_REPLY_BYTES = 16 << 20
@@ -56,22 +58,15 @@ class Freebase:
     async def _query(self, query: str) -> list[dict[str, str]]:
         """Return the rows of the result, with Freebase's names without their prefix. Raises EnvError."""
         form = {"query": f"PREFIX ns: <{PREFIX}>\n{query}", "format": "application/sparql-results+json"}
+        headers = {"Accept": form["format"], "Content-Type": "application/x-www-form-urlencoded"}
+        body = urllib.parse.urlencode(form).encode()
         try:
-            timeout = aiohttp.ClientTimeout(total=QUERY_S)
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(self.url, data=form, headers={"Accept": form["format"]}) as reply,
-            ):
-                content = await reply.content.read(MAX_REPLY_BYTES + 1)
-                while len(content) <= MAX_REPLY_BYTES and (more := await reply.content.read(MAX_REPLY_BYTES)):
-                    content += more
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EnvError(f"the SPARQL endpoint {self.url} failed: {type(error).__name__}: {error}") from error
-        if reply.status != 200 or len(content) > MAX_REPLY_BYTES:
-            raise EnvError(
-                f"the SPARQL endpoint replied with status {reply.status} and {len(content)} bytes: {content[:200]!r}"
-            )
-        return _rows(content)
+            reply = await requested(self.url, body, headers, timeout_s=QUERY_S, max_bytes=MAX_REPLY_BYTES)
+        except (aiohttp.ClientError, TimeoutError, Passing) as error:
+            raise EnvError(f"the SPARQL endpoint {self.url} failed: {str(error) or type(error).__name__}") from error
+        if reply.status != 200:
+            raise EnvError(f"the SPARQL endpoint replied with status {reply.status}: {reply.body[:200]!r}")
+        return _rows(reply.body)
 
 
 def _rows(content: bytes) -> list[dict[str, str]]:
