@@ -261,7 +261,7 @@ test-adapters-verifiers: build/adapters-verifiers/.installed
 test-adapters-browser: setup-browser
 
 setup-browser:
-	bash tools/setup_browser.sh
+	bash tools/setup_system.sh browser
 
 # Test the pages of `slipstream view` in that browser.
 test-browser: setup setup-browser
