@@ -53,11 +53,10 @@ def model_files(folder: Path, *, with_weights: bool) -> list[ModelFile]:
 
     Raises ConfigError if the weights are missing or damaged, or there are too many files.
     """
-    tensor_shapes(folder)
+    shapes = _shapes_file(folder)
     sent = [path for path in sorted(folder.iterdir()) if _is_sent(path, with_weights=with_weights)]
     files = [ModelFile(name=path.name, blob=blob_of(path)) for path in sent]
     if not with_weights:
-        shapes = _shapes_file(folder)
         blob = Blob(root=xxhash.xxh3_128_hexdigest(shapes), num_bytes=len(shapes))
         files.append(ModelFile(name=SHAPES, blob=blob))
     if len(files) > MAX_FILES:
