@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.engine.engine import EngineDied, EngineError, Sampler
 from slipstream.actors.episode.answer import in_tokens
 from slipstream.actors.group.group import Episodes
+from slipstream.common.process.http_answer import Passing
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import Chat, ChatRules
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.attempts import Passing
 from slipstream.envhub.rewards.chat_client import Answered, Usage
 
 

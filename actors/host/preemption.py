@@ -10,19 +10,19 @@
 Kubernetes and Slurm send SIGTERM instead.
 """
 
-import http.client
+import asyncio
 import logging
 import math
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping
 from typing import TypeVar
 
+import aiohttp
 import msgspec
 
-from slipstream.common.process.http_answer import answer_to
+from slipstream.common.process.http_answer import Passing, requested
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import MALFORMED
 
@@ -184,16 +184,14 @@ def _existing(url: str, *, headers: Mapping[str, str], wait_s: float = 0.0) -> b
 
 def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s: float = 0.0) -> bytes | None:
     """The body of the answer; None for status 404. Raises MetadataError."""
-    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    asking = requested(url, None, headers, method=method, timeout_s=TIMEOUT_S + wait_s, max_bytes=MAX_ANSWER_BYTES)
     try:
-        status, body = answer_to(request, timeout_s=TIMEOUT_S + wait_s, max_bytes=MAX_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise MetadataError(f"{url} does not answer: {error}") from error
-    if status == http.HTTPStatus.NOT_FOUND:
+        reply = asyncio.run(asking)
+    except (aiohttp.ClientError, OSError, Passing) as error:
+        raise MetadataError(f"{url} does not answer as documented: {error!r}") from error
+    if reply.status == 404:
         return None
-    if not 200 <= status < 300:
-        failure = _Denied if status == http.HTTPStatus.UNAUTHORIZED else MetadataError
-        raise failure(f"{url} answered with status {status}: {body[:200]!r}")
-    if len(body) > MAX_ANSWER_BYTES:
-        raise MetadataError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")
-    return body
+    if not 200 <= reply.status < 300:
+        failure = _Denied if reply.status == 401 else MetadataError
+        raise failure(f"{url} answered with status {reply.status}: {reply.body[:200]!r}")
+    return reply.body

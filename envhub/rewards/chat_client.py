@@ -18,11 +18,12 @@ import aiohttp
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.http_answer import Passing, Reply, requested
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.text.thought import THOUGHT_MARKS
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.rewards.attempts import Passing, Reply, repeated, requested
+from slipstream.envhub.rewards.attempts import repeated
 from slipstream.envhub.rewards.episode import Reading
 
 MAX_REPLY_BYTES = 1 << 20

@@ -14,6 +14,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from slipstream.common.process.http_answer import Passing, requested
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.reward_protocol import (
     CRITICS,
@@ -29,7 +30,7 @@ from slipstream.common.records.reward_protocol import (
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.env_options import is_number, is_server_url
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.rewards.attempts import Passing, repeated, requested
+from slipstream.envhub.rewards.attempts import repeated
 from slipstream.envhub.rewards.episode import Episode, Values
 
 DEADLINE_S = 300.0

@@ -1,35 +1,32 @@
 """A teacher behind a URL: the log-probability that a vLLM server gives to each sampled token of the learner's batch."""
 
-import http.client
+import asyncio
 import json
-import logging
-import time
-import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import aiohttp
 import msgspec
 import numpy as np
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.http_answer import answer_to
+from slipstream.common.process.http_answer import Passing, requested
 from slipstream.common.process.wire import MALFORMED
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.attempts import repeated
+from slipstream.envhub.together import together
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.credit.token_rewards import Numbers
 
-NUM_THREADS = 16
+MAX_CONCURRENT = 16  # requests
 TIMEOUT_S = 300.0  # of one request
 DEADLINE_S = 900.0  # of one sequence, with all attempts
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MAX_BYTES_OF_TOKEN, MAX_BYTES_BESIDE = 2000, 1 << 20  # of a reply
 # Both tokenizers must divide this into the same tokens.
 PROBE = "The 3 quick-brown foxes (42.5 %) can't jump:\n\tdef f(x): return x**2  # Straße, naïve, 東京, привет 🙂"
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 class TeacherAway(RuntimeError):
@@ -61,10 +58,6 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
 
-class _Passing(Exception):
-    """An attempt failed in a way that may pass."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Teacher:
     """A model of a vLLM server."""
@@ -74,13 +67,27 @@ class Teacher:
 
     def logprobs(self, sequences: Sequence[TokenSequence]) -> Numbers:
         """The log-probability of each loss token, sequence after sequence. Raises TeacherAway."""
-        with ThreadPoolExecutor(NUM_THREADS) as threads:
-            return np.concatenate([np.zeros(0), *threads.map(self._of_sequence, sequences)])
+        return np.concatenate([np.zeros(0), *asyncio.run(self._of_all(sequences))])
 
-    def _of_sequence(self, sequence: TokenSequence) -> Numbers:
+    async def _of_all(self, sequences: Sequence[TokenSequence]) -> list[Numbers]:
+        room = asyncio.Semaphore(MAX_CONCURRENT)
+
+        async def one(sequence: TokenSequence) -> Numbers:
+            async with room:
+                return await self._of_sequence(sequence)
+
+        return await together(map(one, sequences))
+
+    async def _of_sequence(self, sequence: TokenSequence) -> Numbers:
         tokens = sequence.tokens.tolist()
         body = {"model": self.model, "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-        completion = _asked(f"{self.url}/completions", body, kind=_Completion, num_tokens=len(tokens))
+        url = f"{self.url}/completions"
+        try:
+            completion = await repeated(
+                lambda: _asked(url, body, kind=_Completion, num_tokens=len(tokens)), url=url, deadline_s=DEADLINE_S
+            )
+        except EnvError as error:
+            raise TeacherAway(f"no answer within {DEADLINE_S:g} s: {error}") from None
         try:
             (choice,) = completion.choices
             of_tokens = choice.prompt_logprobs
@@ -102,7 +109,7 @@ def find_teacher(url: str, *, probe: Sequence[int], max_tokens: int) -> Teacher:
     """
     url = url.rstrip("/")
     try:
-        models = _once(f"{url}/models", None, kind=_Models, num_tokens=0)
+        models = asyncio.run(_asked(f"{url}/models", None, kind=_Models, num_tokens=0))
         if len(models.data) != 1:
             names = ", ".join(each.id for each in models.data) or "none"
             raise ConfigError(
@@ -111,8 +118,8 @@ def find_teacher(url: str, *, probe: Sequence[int], max_tokens: int) -> Teacher:
         (card,) = models.data
         root = url.removesuffix("/v1")
         body = {"model": card.id, "prompt": PROBE, "add_special_tokens": False}
-        theirs = _once(f"{root}/tokenize", body, kind=_Tokens, num_tokens=len(probe)).tokens
-    except (_Passing, TeacherAway) as error:
+        theirs = asyncio.run(_asked(f"{root}/tokenize", body, kind=_Tokens, num_tokens=len(probe))).tokens
+    except (Passing, TeacherAway) as error:
         raise ConfigError(
             f"`objective.reference_model` {url} cannot be asked: {error}; start vLLM's server there, and give its "
             "address up to /v1"
@@ -130,36 +137,22 @@ def find_teacher(url: str, *, probe: Sequence[int], max_tokens: int) -> Teacher:
     return Teacher(url=url, model=card.id)
 
 
-def _asked(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
-    """The answer, of several attempts. Raises TeacherAway after DEADLINE_S, or if the server refuses for good."""
-    ends_at, wait_s = time.monotonic() + DEADLINE_S, FIRST_WAIT_S
-    while True:
-        try:
-            return _once(url, body, kind=kind, num_tokens=num_tokens)
-        except _Passing as failure:
-            if time.monotonic() + wait_s > ends_at:
-                raise TeacherAway(f"{url}: {failure}; no answer within {DEADLINE_S:g} s") from None
-            log.info("%s: %s; next attempt in %.1f s", url, failure, wait_s)
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-
-def _once(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
-    """The answer of one attempt. Raises _Passing, and TeacherAway if another one would not help."""
+async def _asked(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
+    """The answer of one attempt. Raises Passing, and TeacherAway if another one would not help."""
     data = None if body is None else json.dumps(body).encode()
     limit = MAX_BYTES_OF_TOKEN * num_tokens + MAX_BYTES_BESIDE
     try:
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-        status, reply = answer_to(request, timeout_s=TIMEOUT_S, max_bytes=limit)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no URL at all
-        raise _Passing(f"{type(error).__name__}: {error}") from None
-    if status in (408, 409, 429) or status >= 500:
-        raise _Passing(f"status {status}: {reply[:300]!r}")
-    if not 200 <= status < 300:
-        raise TeacherAway(f"{url} refused with status {status}: {reply[:300]!r}")
-    if len(reply) > limit:
-        raise TeacherAway(f"{url}: the reply has more than {limit} bytes")
+        reply = await requested(url, data, {"Content-Type": "application/json"}, timeout_s=TIMEOUT_S, max_bytes=limit)
+    except Passing as error:
+        raise TeacherAway(f"{url}: {error}") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise Passing(f"{type(error).__name__}: {error}") from None
+    why = f"status {reply.status}: {reply.body[:300]!r}"
+    if reply.status in (408, 409, 429) or reply.status >= 500:
+        raise Passing(why, wait_s=reply.wait_s)
+    if not 200 <= reply.status < 300:
+        raise TeacherAway(f"{url} refused with {why}")
     try:
-        return msgspec.json.decode(reply, type=kind)
+        return msgspec.json.decode(reply.body, type=kind)
     except MALFORMED as error:
         raise TeacherAway(f"{url} has sent something else than vLLM's server does: {error}") from None

@@ -15,6 +15,7 @@ from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
+from slipstream.envhub.rewards import attempts
 from slipstream.learner.batch.pack import TokenSequence, sequences_of
 from slipstream.learner.credit import teacher as module
 from slipstream.learner.credit.teacher import PROBE, Teacher, TeacherAway, find_teacher
@@ -82,7 +83,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def server(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_WAIT_S", 0.01)
     with Server(folders[1]) as server:
         yield server
 
@@ -143,9 +144,9 @@ def test_an_answer_that_cannot_be_used_ends_the_step_with_its_reason(server: Ser
 
 
 def test_a_server_that_is_away_is_given_up_at_the_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(module, "DEADLINE_S", 0.5)
     server.answer = lambda path, body: (500, {})
-    with pytest.raises(TeacherAway, match=r"status 500.*no answer within 0.1 s"):
+    with pytest.raises(TeacherAway, match=r"no answer within 0.5 s.*status 500"):
         Teacher(url=server.url, model="large").logprobs([sequence()])
 
 
