@@ -20,11 +20,11 @@ from slipstream.common.process.http_guard import Border
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Sampling
 from slipstream.envhub.adapters.verifiers_session import Session
-from slipstream.envhub.agent.endpoint import has_left
+from slipstream.envhub.agent.endpoint import has_left, refusal
+from slipstream.envhub.agent.response import MODEL
 from slipstream.envhub.driving import Reply
 from slipstream.envhub.env import EnvError
 
-MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY_BYTES = 1 << 20  # without the prompt
 MAX_TOKEN_BYTES = 12  # the length of a token id in JSON
@@ -82,22 +82,22 @@ class GenerateServer:
     async def _generate(self, request: web.Request) -> web.Response:
         session = self._sessions.get(request.headers.get(SESSION_HEADER, ""))
         if session is None:
-            return _error(403, "no such episode: the policy plays one agent, once in an episode")
+            return refusal(403, "no such episode: the policy plays one agent, once in an episode")
         try:
             body = msgspec.json.decode(await request.read(), type=GenerateRequest)
             self._check(body, session.sampling)
         except (*MALFORMED, ValueError) as error:
             session.fail(EnvError(f"verifiers sent an invalid request: {error}"))
-            return _error(400, str(error))
+            return refusal(400, str(error))
         if len(body.token_ids) > self._longest_prompt:
             # Harnesses look for exactly these words, and then end the episode normally.
-            return _error(
+            return refusal(
                 400, f"{len(body.token_ids)} tokens are over the maximum context length of {self._longest_prompt}"
             )
         try:
             reply = await session.answer(body.token_ids, has_left=partial(has_left, request))
         except EnvError as error:
-            return _error(503, str(error))
+            return refusal(503, str(error))
         return web.json_response(_reply_body(reply))
 
     def _check(self, body: GenerateRequest, sampling: Sampling) -> None:
@@ -139,7 +139,3 @@ def _reply_body(reply: Reply) -> dict[str, object]:
         "logprobs": {"content": content},
     }
     return {"request_id": "", "choices": [choice]}
-
-
-def _error(status: int, why: str) -> web.Response:
-    return web.json_response({"error": {"message": why, "type": "invalid_request_error"}}, status=status)

@@ -35,7 +35,7 @@ from slipstream.envhub.agent.request import (
     template_messages,
     warn_of_unread_calls,
 )
-from slipstream.envhub.agent.response import MODEL, Answer, Answers, error_body
+from slipstream.envhub.agent.response import MODEL, Answer, Answers
 from slipstream.envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
 from slipstream.envhub.driving import Generate, Request, Terms
 from slipstream.envhub.env import EnvError
@@ -111,7 +111,7 @@ class Endpoint:
     async def _note_reward(self, request: web.Request) -> web.Response:
         reward = decoded_reward(await request.read())
         if self.reward not in (None, reward):
-            return _error(409, f"the reward of this episode is {self.reward} already; post it once")
+            return refusal(409, f"the reward of this episode is {self.reward} already; post it once")
         self.reward = reward
         return web.json_response({})
 
@@ -309,22 +309,24 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except _Refused as error:
-        return _error(error.status, str(error), error.code)
+        return refusal(error.status, str(error), error.code)
     except (ValueError, RecursionError) as error:
-        return _error(400, str(error))
+        return refusal(400, str(error))
     except EnvError as error:
-        return _error(503, str(error))
+        return refusal(503, str(error))
     except web.HTTPNotFound:
-        return _error(
+        return refusal(
             404,
             f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/responses, /v1/models "
             "and /v1/reward",
         )
     except web.HTTPMethodNotAllowed as error:
-        return _error(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")
+        return refusal(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")
     except web.HTTPException as error:
-        return _error(error.status, error.text or error.reason)
+        return refusal(error.status, error.text or error.reason)
 
 
-def _error(status: int, why: str, code: str | None = None) -> web.Response:
-    return web.json_response(error_body(why, code), status=status)
+def refusal(status: int, why: str, code: str | None = None) -> web.Response:
+    """An error in the form in which clients of OpenAI look for it."""
+    error = {"message": why, "type": "invalid_request_error", "param": None, "code": code}
+    return web.json_response({"error": error}, status=status)

@@ -1,4 +1,4 @@
-"""The bodies of answers in OpenAI's format: whole, as chunks of a stream, and errors."""
+"""The bodies of answers in OpenAI's format: whole, and as chunks of a stream."""
 
 import secrets
 import time
@@ -87,11 +87,6 @@ class Answers:
             for piece, logprob in zip(answer.pieces, answer.logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
-
-
-def error_body(why: str, code: str | None = None) -> dict[str, Any]:
-    """An error in the form in which clients of OpenAI look for it."""
-    return {"error": {"message": why, "type": "invalid_request_error", "param": None, "code": code}}
 
 
 def _event(body: dict[str, Any]) -> bytes:
