@@ -207,7 +207,7 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
         log.warning("an agent's requests have %s, which is not read; this warning is shown once", name)
     passed = {name: message[name] for name in PASSED_ON if message.get(name) is not None}
     if role != "assistant" or message.get("content") is not None:
-        passed["content"] = _text_of(message.get("content"))
+        passed["content"] = text_of(message.get("content"))
     elif "content" in message:
         passed["content"] = None  # a template may ask for it: an answer of calls has no text, not even an empty one
     if "tool_calls" in passed:
@@ -219,16 +219,17 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": ROLES[role], **passed}
 
 
-def _text_of(content: Any) -> str:
+def text_of(content: Any, kinds: Collection[str] = ("text",)) -> str:
+    """The text of `content`, which may be in parts of these kinds. Raises ValueError for anything else."""
     if content is None or isinstance(content, str):
         return content or ""
     try:
         parts = msgspec.convert(content, type=list[dict[str, Any]])
-        texts = [part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str)]
+        texts = [part["text"] for part in parts if part.get("type") in kinds and isinstance(part.get("text"), str)]
     except MALFORMED:
         parts, texts = [{}], []
     if len(texts) < len(parts):
-        raise ValueError(f"the content of a message must be text, or parts of type text, got {_short(content)}")
+        raise ValueError(f"content must be text, or parts of type {', '.join(kinds)}, got {_short(content)}")
     return "".join(texts)
 
 

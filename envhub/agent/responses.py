@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.envhub.agent.request import INERT_IN_ALL, ChatRequest, Tool
+from slipstream.envhub.agent.request import INERT_IN_ALL, ChatRequest, Tool, text_of
 from slipstream.envhub.agent.response import MODEL, Answer
 
 # Fields that change nothing of what is sampled.
@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "include": ([], ["reasoning.encrypted_content"]),  # thoughts are sent whole
     "context_management": ([],),
 }
-MESSAGE_PARTS = {"input_text", "output_text", "text"}
+MESSAGE_PARTS = ("input_text", "output_text", "text")
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +79,10 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         kind = item.get("type", "message")
         if kind == "function_call_output":
             result = msgspec.convert(item, type=CallOutputItem)
-            messages.append({"role": "tool", "tool_call_id": result.call_id, "content": _text_of(result.output)})
+            content = text_of(result.output, MESSAGE_PARTS)
+            messages.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
         elif kind == "message" and item.get("role") != "assistant":
-            messages.append({"role": item.get("role"), "content": _text_of(item.get("content"))})
+            messages.append({"role": item.get("role"), "content": text_of(item.get("content"), MESSAGE_PARTS)})
         elif kind in ("message", "reasoning", "function_call"):
             _add_part(messages, kind, item)
         else:
@@ -97,25 +98,15 @@ def _add_part(messages: list[dict[str, Any]], kind: str, item: Mapping[str, Any]
         last = {"role": "assistant"}
         messages.append(last)
     if kind == "reasoning":
-        thought = _text_of(item.get("content") or [], {"reasoning_text"})
+        thought = text_of(item.get("content"), ("reasoning_text",))
         last["reasoning_content"] = last.get("reasoning_content", "") + thought
     elif kind == "message":
-        last["content"] = _text_of(item.get("content"))
+        last["content"] = text_of(item.get("content"), MESSAGE_PARTS)
     else:
         call = msgspec.convert(item, type=CallItem)
         function = {"name": call.name, "arguments": call.arguments}
         calls = last.get("tool_calls", [])
         last["tool_calls"] = [*calls, {"id": call.call_id, "type": "function", "function": function}]
-
-
-def _text_of(content: Any, kinds: set[str] = MESSAGE_PARTS) -> str:
-    if isinstance(content, str):
-        return content
-    parts = msgspec.convert(content, type=list[dict[str, Any]])
-    for part in parts:
-        if str(part.get("type")) not in kinds or not isinstance(part.get("text"), str):
-            raise ValueError(f"content must be text, or parts of type {', '.join(sorted(kinds))}, got {part!r:.200}")
-    return "".join(part["text"] for part in parts)
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ async def test_a_request_without_the_key_of_the_episode_is_refused(path: str, au
         ("responses", {"input": [{"type": "computer_call"}]}, "'computer_call', which this endpoint does not have"),
         ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "missing required field `call_id`"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content must be text"),
-        ("responses", {"input": [{"role": "user", "content": 3}]}, "malformed request"),
+        ("responses", {"input": [{"role": "user", "content": 3}]}, "content must be text"),
         ("responses", {"input": [{"role": "user", "content": [{"type": {}}]}]}, "content must be text"),
         ("responses", {"input": [{"content": "hi"}]}, "role of a message must be one of"),
         *(
