@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 NUM_LARGEST = 4  # bodies of the largest size that are in flight at a time; smaller ones can be more
 BODY_S = 60.0  # for a body to find room and to arrive
@@ -20,8 +21,6 @@ BUFFER_BYTES = 1 << 16  # of a connection, half of it, while its body waits for 
 END_S = 4.0
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,7 +14,7 @@ import os
 import secrets
 import select
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import xxhash
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from slipstream.common.process.http_guard import Border
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
@@ -50,7 +51,6 @@ CONTEXT_FULL = "context_length_exceeded"  # the code that agents look for
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="agent-prompts")
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.http_guard import Border
@@ -99,9 +100,7 @@ def _json(text: str, *, status: int = 200) -> web.Response:
 
 
 @web.middleware
-async def _guard(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse other names than loopback's."""
     response: web.StreamResponse
     if request.host.rpartition(":")[0] not in NAMES and request.host not in NAMES:
