@@ -17,7 +17,6 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.http_answer import Passing, Reply, requested
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.text.thought import THOUGHT_MARKS
@@ -109,13 +108,10 @@ class ChatClient:
         self._room = asyncio.Semaphore(self.max_concurrent)
 
     def read_key(self) -> str:
-        """Return the key, "" if none is configured. Raises ConfigError if it is not there, or cannot be sent."""
+        """Return the key, "" if none is configured. Raises ValueError if it is not there, or cannot be sent."""
         if self.key_env and not os.environ.get(self.key_env):
-            raise ConfigError(f"key_env names the environment variable {self.key_env}, which is not set; export it")
-        try:
-            return read_secret(self.key_file, option="key_file", variable=self.key_env)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ValueError(f"key_env names the environment variable {self.key_env}, which is not set; export it")
+        return read_secret(self.key_file, option="key_file", variable=self.key_env)
 
     async def ask(self, body: bytes, *, read: Callable[[str], T]) -> Reading[T]:
         """Send `body` until `read` accepts the answer, and return what it read; `read` raises ValueError to refuse.
@@ -193,7 +189,7 @@ class ChatClient:
     def _key(self) -> str:
         try:
             return self.read_key()
-        except ConfigError as error:
+        except ValueError as error:
             raise EnvError(str(error)) from None
 
     async def _begin_request(self) -> None:

@@ -151,7 +151,7 @@ def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) 
         if judge and bool(part.compare) == of_groups:
             try:
                 judge.client.read_key()
-            except ConfigError as error:
+            except ValueError as error:
                 raise ConfigError(f"`{part.key}`: {error}") from None
 
 

@@ -46,7 +46,7 @@ def read_chat_file(path: Path) -> ChatServer:
         raise ConfigError(f"`{key}.url` must be a server's, got {ACTORS!r}, which only a run can ask")
     try:
         client.read_key()
-    except ConfigError as error:
+    except ValueError as error:
         raise ConfigError(f"`{path}`: {error}") from None
     server = ChatServer(client=client, model=model, request=dict(sent))
     try:
