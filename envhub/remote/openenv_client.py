@@ -105,25 +105,18 @@ class OpenEnvClient(EpisodeEnv[_Episode]):
         await self._drop()
         why = f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
         async with within(OPEN_S, self._drop, why):
-            data, connection = await self._begun(seed)
-        self._episode = _Episode(connection=connection, task=task)
-        return opened(self._text(data), rules=self._rules, terminated=data.done)
-
-    async def _begun(self, seed: int) -> tuple[ObservationData, WebSocketConnection]:
-        """Start a session; retry while the server is full."""
-        while True:
-            connection = await connect(f"{self._url}/ws", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES)
-            try:
-                answer = await _request(connection, "reset", {"seed": seed})
-                if isinstance(answer, ObservationData):
-                    return answer, connection
+            while isinstance(answer := await self._begun(task, seed), Error):
                 if answer.code != CAPACITY_REACHED:
                     raise _failure(answer)
-                await connection.close()
-            except BaseException:
-                await connection.close()
-                raise
-            await asyncio.sleep(RETRY_S)
+                await self._drop()
+                await asyncio.sleep(RETRY_S)
+        return opened(self._text(answer), rules=self._rules, terminated=answer.done)
+
+    async def _begun(self, task: Task, seed: int) -> ObservationData | Error:
+        """Start a session, which `_drop` ends."""
+        connection = await connect(f"{self._url}/ws", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES)
+        self._episode = _Episode(connection=connection, task=task)
+        return await _request(connection, "reset", {"seed": seed})
 
     async def _act(self, episode: _Episode, action: str) -> Observation:
         async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
