@@ -14,15 +14,7 @@ FILES = (
     *(("prelude", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *JUDGES, *PEOPLES})),
     ("prelude", "audit"),
     ("prelude", "unnamed"),
-    ("announce",),
-    ("beat",),
-    ("broadcast_members",),
-    ("enlist",),
-    ("join_broadcast",),
-    ("members",),
-    ("put",),
-    ("put_as_learner",),
-    ("spend",),
+    *((file,) for file in ("announce", "beat", "enlist", "members", "put", "put_as_learner", "spend")),
 )
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,9 @@ lives. Any actor of the run can forge a notice, so receivers check every pulled 
 learner can make.
 """
 
-import functools
 import logging
 import time
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import redis
@@ -82,8 +81,8 @@ class Bulletin:
         self._run_id = run_id
         self._notices = Notices(client)
         self._announce = scripts.load(client, "announce")
-        self._join = scripts.load(client, "join_broadcast")
-        self._members = scripts.load(client, "broadcast_members")
+        self._beat = scripts.load(client, "beat")
+        self._members = scripts.load(client, "members")
 
     def announce(self, offer: Offer) -> None:
         """Make `offer` the newest. Raises FencedOut."""
@@ -125,12 +124,7 @@ class Bulletin:
 
     def join_broadcast(self, actor: str, *, ttl_s: float) -> None:
         """Register `actor` for broadcasts, for `ttl_s` seconds of Redis time. Call it again to renew."""
-        self._renew("members", actor, ttl_s)
-
-    def _renew(self, who: str, name: str, ttl_s: float) -> None:
-        members = self._key(who)
-        join = functools.partial(self._join, keys=[members], args=[name, int(ttl_s * 1000)])
-        write_over(self._client, join, name=members, kind="zset")
+        self._beat(keys=[self._key("members")], args=[actor, int(ttl_s * 1000)])
 
     def leave_broadcast(self, actor: str) -> None:
         """Remove `actor` from the members of broadcasts: it pulls from now on."""
@@ -138,13 +132,9 @@ class Bulletin:
 
     def broadcast_members(self) -> list[str]:
         """The actors that are registered for broadcasts now, sorted."""
-        return sorted(self._living("members"))
-
-    def _living(self, who: str) -> list[str]:
-        """The names that have not expired; expired ones are removed."""
-        name = self._key(who)
-        found = read_or_nothing(lambda: cast("list[bytes]", self._members(keys=[name])), name)
-        return [member.decode(errors="replace") for member in found or []]
+        name = self._key("members")
+        found: Any = read_or_nothing(lambda: self._members(keys=[name]), name) or []
+        return sorted(member.decode(errors="replace") for member in found)
 
     def next_invitation(self) -> int:
         """A number that no earlier invitation of this run has used."""
@@ -194,8 +184,7 @@ class Bulletin:
     def announce_relay(self, notice: RelayNotice, *, ttl_s: float) -> None:
         """Publish a relay's notice for `ttl_s` seconds of Redis time. Call it again to renew."""
         self._client.set(self._key("relay", notice.name), wire.encode(notice), px=int(ttl_s * 1000))
-        self._renew("relays", notice.name, ttl_s)
-        self._living("relays")
+        self._beat(keys=[self._key("relays")], args=[notice.name, int(ttl_s * 1000)])
 
     def withdraw_relay(self, name: str) -> None:
         """Remove the relay of this name: it serves no receiver from now on."""

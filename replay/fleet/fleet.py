@@ -132,7 +132,7 @@ class Fleet:
     def __init__(self, client: redis.Redis, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
-        self._member_keys = [key(run_id, "fleet"), key(run_id, "fleet", "deadlines")]
+        self._records, self._deadlines = key(run_id, "fleet"), key(run_id, "fleet", "deadlines")
         self._beat = scripts.load(client, "beat")
         self._members = scripts.load(client, "members")
         self._enlist = scripts.load(client, "enlist")
@@ -151,8 +151,8 @@ class Fleet:
 
     def beat(self, member: Member) -> int:
         """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S; return how many members are alive now."""
-        alive = self._beat(keys=self._member_keys, args=[member.name, encode(member), round(1000 * MEMBER_TTL_S)])
-        return cast(int, alive)
+        arguments = [member.name, round(1000 * MEMBER_TTL_S), encode(member)]
+        return cast(int, self._beat(keys=[self._deadlines, self._records], args=arguments))
 
     def members(self) -> list[Member]:
         """The members that are alive now, by name."""
@@ -160,16 +160,16 @@ class Fleet:
 
     def _of(self, names: Sequence[bytes]) -> list[Member]:
         """The last heartbeats of these processes, by name."""
-        records, frames = self._member_keys[0], list[Any]()
+        frames = list[Any]()
         for start in range(0, len(names), BATCH_MEMBERS):  # a script that reads thousands would block other clients
             batch = names[start : start + BATCH_MEMBERS]
-            frames += read_or_nothing(lambda: self._client.hmget(records, batch), records) or [None] * len(batch)  # noqa: B023
+            found = read_or_nothing(lambda: self._client.hmget(self._records, batch), self._records)  # noqa: B023
+            frames += found or [None] * len(batch)
         return self._read(list(zip(names, frames, strict=True)))
 
     def everyone(self) -> list[Member]:
         """The last heartbeat of every process that ever took part, by name: for the cost and the output of the run."""
-        name = self._member_keys[0]
-        frames: Any = read_or_nothing(lambda: self._client.hgetall(name), name)
+        frames: Any = read_or_nothing(lambda: self._client.hgetall(self._records), self._records)
         return self._read(list(frames.items()) if frames else [])
 
     def census(self) -> Census:
@@ -177,11 +177,12 @@ class Fleet:
 
         It reads those that live, and once more those that have left since the last census: of others nothing changes.
         """
-        records, names = self._member_keys[0], self._alive()
+        names = self._alive()
         left = sorted(self._were_alive - set(names))
         self._known |= {member.name: member for member in self._of([*names, *left])}
         self._were_alive = set(names)
-        if read_or_nothing(lambda: self._client.hlen(records), records) != len(self._known):  # others came, and left
+        num_records = read_or_nothing(lambda: self._client.hlen(self._records), self._records)
+        if num_records != len(self._known):  # others came, and left
             self._known = {member.name: member for member in self.everyone()}
         alive = {name.decode(errors="replace") for name in names}
         everyone = sorted(self._known.values(), key=lambda member: member.name)
@@ -189,15 +190,15 @@ class Fleet:
 
     def _alive(self) -> list[bytes]:
         """The names of the members that are alive now."""
-        names: Any = read_or_nothing(lambda: self._members(keys=self._member_keys), self._member_keys[1])
+        names: Any = read_or_nothing(lambda: self._members(keys=[self._deadlines]), self._deadlines)
         return names or []
 
     def _read(self, rows: list[Any]) -> list[Member]:
         """The readable members, by name. A record under the name of another member is a forgery, and is skipped."""
-        frames = [(f"{self._member_keys[0]}: {name.decode(errors='replace')}", frame) for name, frame in rows]
+        frames = [(f"{self._records}: {name.decode(errors='replace')}", frame) for name, frame in rows]
         sound = []
         for sender, member in read_records(Member, frames):
-            if sender == f"{self._member_keys[0]}: {member.name}":
+            if sender == f"{self._records}: {member.name}":
                 sound.append(member)
             else:
                 log_skipped(sender, f"its record names another member, {member.name!r}")
@@ -206,7 +207,7 @@ class Fleet:
 
     def leave(self, name: str) -> None:
         """Remove the member `name` at once, instead of letting its heartbeat expire."""
-        leave_set(self._client, self._member_keys[1], name)
+        leave_set(self._client, self._deadlines, name)
 
     def describe_run(self, facts: RunFacts) -> None:
         """Publish the facts of the run, so that actors can join it. Raises FencedOut."""

@@ -330,7 +330,7 @@ def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client:
     fresh.steps = []
     assert fresh.diagnosis().cause == "the first step is being collected"
     fresh.fleet.leave(MEMBER.name)
-    redis_client.delete(fresh.fleet._member_keys[0])
+    redis_client.delete(fresh.fleet._records)
     assert (fresh.diagnosis().cause, fresh.diagnosis().is_fault) == ("no actor has joined yet", False)
     scene.fleet.set_run_state(RunState.FINISHED)
     found = scene.diagnosis()
