@@ -5,7 +5,8 @@ local id, member, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local group = group_key(id)
 if not OUTCOMES[ARGV[5]] then return redis.error_reply('ERR malformed outcome') end
 if #ARGV[6] > MAX_DESCRIPTION then return redis.error_reply('ERR malformed description') end
-if not holds(id, ARGV[4]) or flaw(id, 'leased') or redis.call('HEXISTS', group, 'member:' .. member) == 1 then return false end
+if not holds('leased', id, ARGV[4]) or flaw(id, 'leased') then return false end
+if redis.call('HEXISTS', group, 'member:' .. member) == 1 then return false end
 if not is_member(member, size_of(id)) then return redis.error_reply('ERR malformed member') end
 local current = tonumber(redis.call('HGET', group, 'attempt:' .. member) or '0')
 if current ~= attempt then return current end -- this call was made before, and its reply was lost

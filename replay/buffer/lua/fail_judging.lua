@@ -4,7 +4,7 @@ local id = ARGV[1]
 local wait_ms = whole(ARGV[3])
 if not wait_ms then return redis.error_reply('ERR malformed wait: ' .. ARGV[3]) end
 if #ARGV[4] > MAX_DESCRIPTION then return redis.error_reply('ERR malformed description') end
-if not judges(id, ARGV[2]) or flaw(id, 'judging') then return 0 end
+if not holds('judging', id, ARGV[2]) or flaw(id, 'judging') then return 0 end
 count('failed:judge_failed', 1)
 note_failure(ARGV[4])
 if not judged_in_vain(id) then return 0 end

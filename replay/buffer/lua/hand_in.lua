@@ -10,7 +10,7 @@ if held and read_record(held) == payload then
   return 'duplicate'
 end
 local stored = redis.call('HEXISTS', group, 'member:' .. member) == 1
-if stored or not holds(id, fence) or (redis.call('HGET', group, 'attempt:' .. member) or '0') ~= attempt then
+if stored or not holds('leased', id, fence) or (redis.call('HGET', group, 'attempt:' .. member) or '0') ~= attempt then
   redis.call('UNLINK', KEYS[2])
   count('fenced_inserts', 1)
   return 'fenced'

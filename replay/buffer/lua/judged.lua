@@ -6,7 +6,7 @@ if or_nothing(redis.pcall('HGET', group, 'verdict_fence')) == ARGV[2] then
   count('dedup_hits', 1)
   return 'duplicate'
 end
-if not judges(id, ARGV[2]) or flaw(id, 'judging') then
+if not holds('judging', id, ARGV[2]) or flaw(id, 'judging') then
   count('fenced_verdicts', 1)
   return 'fenced'
 end

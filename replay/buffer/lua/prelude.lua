@@ -6,6 +6,8 @@ local base = KEYS[1]
 local counters = base .. ':counters'
 local epoch_key = string.gsub(base, '[^:]+$', 'epoch') -- not from KEYS: actors may not read it, whatever they pass
 local STATES = { 'queued', 'leased', 'judging', 'ready', 'claimed', 'quarantined' }
+-- The fields of a lease, of an actor or of a judge, by the state of its group: fence, holder, request.
+local LEASE = { leased = { 'fence', 'actor', 'request' }, judging = { 'judge_fence', 'judge', 'judge_request' } }
 local MAX_MEMBERS = 4096
 local MAX_RECORD = 1024 -- bytes; without the actor's name it has at most 106
 local MAX_DESCRIPTION = 8192 -- bytes; MAX_REASON_CHARS in failures.py, with four bytes for each, and a few numbers
@@ -99,10 +101,8 @@ end
 local function leave(id, state)
   redis.call('ZREM', base .. ':' .. state, id)
   count(state, -1)
-  if state == 'leased' then
-    redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
-  elseif state == 'judging' then
-    redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request')
+  if LEASE[state] then
+    redis.call('HDEL', group_key(id), unpack(LEASE[state]))
   elseif state == 'ready' then
     redis.call('ZREM', base .. ':ready_by_version', id)
     if is_equal(id) then count('ready_equal', -1) end
@@ -134,14 +134,9 @@ local function finish(id)
   enter_ready(id)
 end
 
--- Whether the lease with this fence is still valid: only leased groups have a fence.
-local function holds(id, fence)
-  return or_nothing(redis.pcall('HGET', group_key(id), 'fence')) == fence
-end
-
--- The same for a judge's lease: only groups in `judging` have a judge_fence.
-local function judges(id, fence)
-  return or_nothing(redis.pcall('HGET', group_key(id), 'judge_fence')) == fence
+-- Whether the lease with this fence is still valid: only groups in `state` have the fields of such a lease.
+local function holds(state, id, fence)
+  return or_nothing(redis.pcall('HGET', group_key(id), LEASE[state][1])) == fence
 end
 
 -- A number above every earlier fence: not below the clock, so it is also above those that a server lost with its newest
@@ -365,6 +360,21 @@ local function cap_leases(state, ttl_ms)
   end
 end
 
+-- Renews leases, which ARGV lists: holder, ttl_ms, then group_id, fence for each. Returns the ids of the holder's leases
+-- that are valid for another ttl_ms.
+local function renew(state)
+  local deadline, held = now_ms() + ARGV[2], {}
+  for i = 3, #ARGV, 2 do
+    local id = ARGV[i]
+    if holds(state, id, ARGV[i + 1]) and redis.call('HGET', group_key(id), LEASE[state][2]) == ARGV[1] then
+      redis.call('ZADD', base .. ':' .. state, deadline, id)
+      held[#held + 1] = id
+    end
+  end
+  cap_leases(state, ARGV[2])
+  return held
+end
+
 -- Adds to the list of the last 100 failures.
 local function note_failure(description)
   local failures = base .. ':failures'
@@ -379,7 +389,7 @@ end
 -- group that kills its judges must not kill all of them. Returns whether it may be judged again.
 local function judged_in_vain(id)
   local group = group_key(id)
-  redis.call('HDEL', group, 'judge_fence', 'judge', 'judge_request')
+  redis.call('HDEL', group, unpack(LEASE.judging))
   local num_judgings = redis.call('HINCRBY', group, 'num_judgings', 1)
   if num_judgings < tonumber(redis.call('HGET', group, 'max_attempts')) then return true end
   leave(id, 'judging')

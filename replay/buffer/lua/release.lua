@@ -28,7 +28,7 @@ local function count_death()
   return exhausted
 end
 
-if not holds(id, ARGV[2]) then return end
+if not holds('leased', id, ARGV[2]) then return end
 local exhausted = description ~= '' and not flaw(id, 'leased') and count_death()
 leave(id, 'leased')
 if exhausted then drop(id, 'infra_failure') else enter(id, 'queued', id) end

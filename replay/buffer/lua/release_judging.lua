@@ -1,5 +1,5 @@
 -- release_judging: (group_id, fence). Another judge may lease the group at once; no judging is counted.
-if judges(ARGV[1], ARGV[2]) then
-  redis.call('HDEL', group_key(ARGV[1]), 'judge_fence', 'judge', 'judge_request')
+if holds('judging', ARGV[1], ARGV[2]) then
+  redis.call('HDEL', group_key(ARGV[1]), unpack(LEASE.judging))
   redis.call('ZADD', base .. ':judging', now_ms(), ARGV[1])
 end

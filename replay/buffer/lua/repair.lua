@@ -104,8 +104,8 @@ local function put_in_place(id, state)
   local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version')
   local place = state == 'queued' and id or state == 'ready' and group[1] or state == 'claimed' and last_use(id)
   if place then redis.call('ZADD', base .. ':' .. state, place, id) end
-  if state ~= 'leased' then redis.call('HDEL', group_key(id), 'fence', 'actor', 'request') end
-  if state ~= 'judging' then redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request') end
+  if state ~= 'leased' then redis.call('HDEL', group_key(id), unpack(LEASE.leased)) end
+  if state ~= 'judging' then redis.call('HDEL', group_key(id), unpack(LEASE.judging)) end
   if state ~= 'ready' then return end
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
   if is_equal(id) then sums.ready_equal = sums.ready_equal + 1 end

@@ -97,7 +97,7 @@ BUGS = [
     _script(
         "a settled group stays claimed", "  leave(id, 'claimed')\n  close(id, 'trained')", "  close(id, 'trained')"
     ),
-    _script("a lost lease keeps its fence", "redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')", ""),
+    _script("a lost lease keeps its fence", "redis.call('HDEL', group_key(id), unpack(LEASE[state]))", ""),
     _script("a partial stays beside a newer one", "remove_partial(id, member, 'discarded:superseded')\nredis", "redis"),
     _script("a claim that comes again claims more", "if number > last_number then", "if true then", "2a96833e"),
     _script("an epoch counts from 1", "last + 1 or 0, now_ms())", "last + 1 or 0, 1)", "c363e239"),
