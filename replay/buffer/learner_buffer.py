@@ -15,7 +15,7 @@ import redis
 from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.wire import WireError, decode, encode
 from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, Trajectory
-from slipstream.replay.buffer.payloads import Entry, LostPayload, Payloads, Unusable, sender_of
+from slipstream.replay.buffer.payloads import Entry, LostPayload, Payloads, Unusable, read_record
 from slipstream.replay.buffer.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verbs, in_batches
 from slipstream.replay.records.failures import Failure, Quarantined, cut_reason, read_failures
 from slipstream.replay.records.keys import key
@@ -198,7 +198,7 @@ class LearnerBuffer:
         if isinstance(why, LostPayload):
             self._verbs.call("lost", self._verbs.epoch, self._last_step_made, group_id, member, records[member])
             return
-        self._quarantine(group_id, member, sender_of(records[member]), str(why))
+        self._quarantine(group_id, member, read_record(records[member]).actor, str(why))
 
     def _quarantine(self, group_id: int, member: int | None, actor: str | None, reason: str) -> None:
         poison = Quarantined(group_id=group_id, member=member, actor=actor, reason=cut_reason(reason))

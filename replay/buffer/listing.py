@@ -12,6 +12,7 @@ from typing import Any
 import redis
 
 from slipstream.common.process.wire import WireError, decode
+from slipstream.replay.buffer.payloads import Sent, read_record
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import STATES
 from slipstream.replay.records.records import log_skipped
@@ -23,15 +24,6 @@ PAGE_GROUPS = 256
 
 class NotRecorded(LookupError):
     """The requested group, member or step does not exist; the message says which places were searched."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedMember:
-    """One stored member, from its record in the group, which `payloads.record_of` writes."""
-
-    actor: str
-    attempt: int
-    fence: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +39,7 @@ class ListedGroup:
     attempts: int  # the largest number of attempts that any member has started
     newest_policy_version: int | None  # None while no member is stored
     uses: list[int]  # the steps that claimed it, in order
-    members: dict[int, ListedMember]
+    members: dict[int, Sent]
 
     @property
     def group_id(self) -> int:
@@ -142,10 +134,5 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
         attempts=max(attempts, default=0) + 1,
         newest_policy_version=int(row["newest_policy_version"]) if "newest_policy_version" in row else None,
         uses=[int(step) for step in row.get("uses", b"").decode().split(",") if step],
-        members={member: _member(row[f"member:{member}"]) for member in sorted(stored)},
+        members={member: read_record(row[f"member:{member}"]) for member in sorted(stored)},
     )
-
-
-def _member(record: bytes) -> ListedMember:
-    attempt, fence, *_, actor = record.split(b":", 7)
-    return ListedMember(actor=actor.decode(errors="replace"), attempt=int(attempt), fence=int(fence))

@@ -34,6 +34,14 @@ Unusable = LostPayload | WireError | InvalidTrajectory
 """The reason that a payload cannot be trained on: it is missing, malformed or invalid."""
 
 
+class Sent(NamedTuple):
+    """Who sent a payload, and the attempt and the fence, which its key contains."""
+
+    actor: str
+    attempt: int
+    fence: int
+
+
 class Entry(NamedTuple):
     """One payload, as the books name it."""
 
@@ -58,8 +66,10 @@ def result_of(trajectory: Trajectory) -> tuple[str, ...]:
     return trajectory.task.env, repr(trajectory.total_reward), str(int(trajectory.success))
 
 
-def sender_of(record: bytes) -> str:
-    return record.decode(errors="replace").split(":", 7)[7]
+def read_record(record: bytes) -> Sent:
+    """What record_of() wrote. Raises ValueError if it is malformed."""
+    attempt, fence, *_, actor = record.split(b":", 7)
+    return Sent(actor=actor.decode(errors="replace"), attempt=int(attempt), fence=int(fence))
 
 
 class Payloads:
@@ -99,8 +109,8 @@ class Payloads:
         )
 
     def _name_of(self, entry: Entry, outcome: Outcome) -> str:
-        attempt, fence, _ = entry.record.split(b":", 2)
-        return self.name(entry.ticket.group_id, entry.member, int(attempt), int(fence), outcome=outcome)
+        sent = read_record(entry.record)
+        return self.name(entry.ticket.group_id, entry.member, sent.attempt, sent.fence, outcome=outcome)
 
     def _checked(self, entry: Entry, frame: Payload, outcome: Outcome) -> Trajectory | Unusable:
         if frame is None:
