@@ -88,17 +88,12 @@ class Verbs:
 
     def call(self, verb: str, *arguments: Any) -> Any:
         """Run a verb and return its reply. Raises FencedOut, RunForgotten, BooksDamaged, RedisAway."""
-        try:
-            return self._run(verb, [self._base], arguments)
-        except scripts.Damaged as damage:
-            return self._after_repair(verb, [self._base], arguments, damage)
+        return self._call(verb, [self._base], arguments)
 
     def commit(self, verb: str, keys: Sequence[str], arguments: Sequence[Any], refusal: redis.ResponseError) -> Any:
         """Retry a verb that the bulk path sent and Redis refused; return its reply. Raises unless a retry can help."""
-        if isinstance(refusal, redis.exceptions.NoScriptError):
-            return self._run(verb, keys, arguments)
-        if scripts.is_damage(refusal):
-            return self._after_repair(verb, keys, arguments, refusal)
+        if isinstance(refusal, redis.exceptions.NoScriptError) or scripts.is_damage(refusal):
+            return self._call(verb, keys, arguments)
         raise refusal
 
     def quarantine(self, why: Quarantined, *, last_step_made: int = NO_STEP) -> bool:
@@ -125,10 +120,13 @@ class Verbs:
             log.error("repaired: %s", line)
         return done
 
-    def _after_repair(self, verb: str, keys: Sequence[str], arguments: Sequence[Any], damage: Exception) -> Any:
-        if "repair" not in self._scripts:
-            return patiently(self._client, lambda: self._run_once_repaired(verb, keys, arguments))
-        self.repair(str(damage))
+    def _call(self, verb: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        try:
+            return self._run(verb, keys, arguments)
+        except scripts.Damaged as damage:
+            if "repair" not in self._scripts:
+                return patiently(self._client, lambda: self._run_once_repaired(verb, keys, arguments))
+            self.repair(str(damage))
         try:
             return self._run(verb, keys, arguments)
         except scripts.Damaged as still:
