@@ -5,8 +5,8 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.fleet.fleet import UnknownRun
 from slipstream.replay.server.redis_server import password_of
 from slipstream.replay.server.redis_version import ServerError
-from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, summary_of
+from slipstream.tools.cli.verb_table import GROUPS, VERBS, called, summary_of
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.terminal.config_help import settings_topic
 from slipstream.tools.terminal.options import add_options
@@ -89,17 +89,27 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         known = [flag for action in parser._actions for flag in action.option_strings]
         parser.error(f"no option {unknown}{option_hint(unknown, known, key_paths())}")
     arguments.settings += rest
-    if verb.asks:
-        resolve_name("slipstream.tools.replay.questions:take_operands")(parser, arguments)
-    if verb.joins and "file" in verb.arguments:  # the name of the run may come before FILE
-        files = [str(arguments.file), *arguments.settings]
+    if verb.operands:
+        _take_numbers(parser, arguments, verb.operands)
+    if verb.joins and "path" in verb.arguments:  # the name of the run may come before FILE
+        files = [str(arguments.path), *arguments.settings]
         file = next((word for word in files if word.endswith(ROWS) and "=" not in word), files[0])
         files.remove(file)
-        arguments.file, arguments.settings = Path(file), files
+        arguments.path, arguments.settings = Path(file), files
     if verb.of_runs:
         arguments.runs = [word for word in arguments.settings if "=" not in word]
         arguments.settings = [word for word in arguments.settings if "=" in word]
     return arguments
+
+
+def _take_numbers(parser: argparse.ArgumentParser, arguments: argparse.Namespace, operands: str) -> None:
+    """Move the numbers from the settings to `numbers`. Exits with an error if they are not what `operands` says."""
+    found = [word for word in arguments.settings if re.fullmatch(r"\d{1,18}", word)]  # all else names the run
+    arguments.settings = [word for word in arguments.settings if word not in found]
+    if not found or (len(found) > len(operands.split()) and "..." not in operands):
+        given = " ".join([*found, *arguments.settings]) or "nothing"
+        parser.error(f"{arguments.verb} takes {operands}, numbers, and the run's NAME, got {given}")
+    arguments.numbers = [int(word) for word in found]
 
 
 def _verb_in(words: list[str]) -> tuple[str, list[str]]:
@@ -154,6 +164,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     read = list(dict.fromkeys(key.partition(".")[0] for key in verb.settings))
     parser = argparse.ArgumentParser(
         prog=f"slipstream {name}",
+        usage=f"%(prog)s {verb.operands} [NAME] [options] [key=value ...]" if verb.operands else None,
         description=summary_of(name),
         epilog=f"settings of {', '.join(read)}: --help all, --help SECTION" if read else None,
         add_help=False,
@@ -161,19 +172,10 @@ def _parser(name: str) -> argparse.ArgumentParser:
     what = "this help; or the settings of a section, or all"
     parser.add_argument("-h", "--help", action=_Help, nargs="?", metavar="TOPIC", help=what)
     parser.set_defaults(verb=name, resume=None, replay_archive=None, road="")
-    for flag, how in verb.arguments.items():
-        parser.add_argument(flag, **how)
+    given = [parser.add_argument(flag, **how).dest for flag, how in verb.arguments.items()]
+    parser.set_defaults(given=[*given, "numbers"] if verb.operands else given)
     if verb.own is not None:
         add_options(parser, verb.own)
-    if verb.asks:
-        resolve_name("slipstream.tools.replay.questions:add_questions")(parser, partial(_add_settings, verb=verb))
-    else:
-        _add_settings(parser, verb)
-    return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser, verb: Verb) -> None:
-    """Add the arguments that every verb takes, after its operands."""
     named = "NAME" if verb.joins or verb.of_runs else "config.yaml"
     parser.add_argument(
         "settings",
@@ -182,6 +184,7 @@ def _add_settings(parser: argparse.ArgumentParser, verb: Verb) -> None:
         help=f"{'a run' if named == 'NAME' else 'YAML files that change defaults'}, and single settings; a later wins",
     )
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
+    return parser
 
 
 def load(arguments: argparse.Namespace) -> Config:

@@ -1,6 +1,7 @@
 """The verbs of `slipstream`: what each does, the function that runs it, and the settings that it reads."""
 
 import argparse
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,7 @@ from typing import Any
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.replay.records.ledger import STATES
 from slipstream.tools.access.access_options import FleetOption, UsersOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.plan.plan_options import PlanOptions
@@ -65,6 +67,19 @@ def run_name(text: str) -> str:
     return text
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    return int(text)
+
+
+def _steps(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"must be FIRST:LAST, as in 1:20, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
 RUN = ("run.name", "run.root", "redis.url")
 REWARDS = ("env.rewards", "env.mixture")
 RELAY = (*RUN, "actors.join_timeout_s", "weights.host", "weights.key_file")
@@ -75,9 +90,9 @@ FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
 
 Arguments = dict[str, dict[str, Any]]  # of a verb by flag or name, as argparse takes them
 
-FORCE = {"--force": {"action": "store_true", "help": "overwrite FILE if it exists"}}
+FORCE: Arguments = {"--force": {"action": "store_true", "help": "overwrite FILE if it exists"}}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be started, and exit"}}
-FILE = {"file": {"type": Path, "metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
+FILE: Arguments = {"path": {"type": Path, "metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
 FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream fit prm` or `fit reward`"}}
 RESUME = {
     "--resume": {"metavar": "NAME", "type": run_name, "help": "continue the run of this name with its configuration"}
@@ -104,23 +119,48 @@ ARCHIVE = {
         "RUN-rerun by default",
     }
 }
+STREAM: Arguments = {
+    "--stream": {"choices": ("train", "eval"), "default": "train", "help": "which groups (default: train)"}
+}
+JSON: Arguments = {"--json": {"action": "store_true", "dest": "as_json", "help": "print one JSON object per line"}}
+LIMIT: Arguments = {"--limit": {"type": _count, "default": 50, "metavar": "N", "help": "list at most N (default: 50)"}}
+STATE: Arguments = {
+    "--state": {"choices": STATES, "metavar": "STATE", "help": f"only groups that are {', '.join(STATES)}"}
+}
+SELECTION: Arguments = {
+    **STATE,
+    "--steps": {"type": _steps, "metavar": "A:B", "help": "only what steps A to B were trained on, from the archive"},
+    "--min-reward": {"type": float, "metavar": "R", "help": "only trajectories with a return of R or more"},
+}
+REASON: Arguments = {
+    "--reason": {"required": True, "metavar": "WHY", "help": "why it is set aside; `replay quarantined` lists it"}
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
     function: str  # `module:name`, imported when the verb is called: `slipstream top` must not wait seconds for torch
     settings: tuple[str, ...]  # keys, and sections, that the verb reads itself or passes on
-    options: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {}  # keyword arguments of the function
+    options: Callable[[argparse.Namespace], dict[str, Any]] | None = None
+    """The keyword arguments of the function; None: what `arguments` and `operands` name, as they are."""
     summary: str = ""  # of a verb of two words; GROUPS has that of the others
     own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
     arguments: Arguments = field(default_factory=dict)  # of its own; those without a dash come first
-    asks: bool = False  # its first argument is one of the questions in tools/replay/questions.py
+    operands: str = ""  # numbers, which become `numbers`: those in [brackets] are optional, "..." is more of the last
     joins: bool = False  # about a run, by NAME or run.name: without a YAML file it uses the configuration of the run
     plays: bool = False  # with the run's trained model, not with its initial one
     of_runs: bool = False  # about one or several runs by NAME, which it looks up itself
     loads_model: bool = False  # `model.path` may be a Hub id
     moves_weights: bool = False  # by `weights.key_file`, which must be readable
     has_stages: bool = False  # its file may name stages, which share the settings
+
+
+def _question(
+    function: str, summary: str, arguments: Arguments, *, operands: str = "", settings: tuple[str, ...] = RUN
+) -> Verb:
+    """The verb that asks one thing of a run's groups, by a `module:name` of tools/replay."""
+    function = f"slipstream.tools.replay.{function}"
+    return Verb(function, settings, summary=summary, arguments=arguments, operands=operands, joins=True)
 
 
 VERBS = {
@@ -150,6 +190,7 @@ VERBS = {
     "learner": Verb(
         "slipstream.tools.run.rerun_comparison:train_or_rerun",
         LEARNER,
+        lambda _: {},
         joins=True,
         loads_model=True,
         moves_weights=True,
@@ -183,7 +224,7 @@ VERBS = {
         loads_model=True,
     ),
     "runs": Verb("slipstream.tools.see.runs:runs", ("run.root",)),
-    "top": Verb("slipstream.tools.see.top:top", RUN, lambda given: {"once": given.once}, arguments=ONCE, joins=True),
+    "top": Verb("slipstream.tools.see.top:top", RUN, arguments=ONCE, joins=True),
     "view": Verb(
         "slipstream.tools.viewer.viewer:view",
         ("run.name", "run.root", "model.path"),
@@ -192,18 +233,52 @@ VERBS = {
         of_runs=True,
         arguments=FORCE,
     ),
-    "replay": Verb(
-        "slipstream.tools.replay.questions:ask",
-        (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts"),
-        lambda given: {"arguments": given},
-        joins=True,
-        asks=True,
+    "replay audit": _question(
+        "audit_table:audit", "recount every group and trajectory, and report what contradicts the ledger", {}
+    ),
+    "replay repair": _question(
+        "group_edits:repair",
+        "make a damaged ledger agree with what is stored again; unusable records are removed",
+        STREAM | JSON,
+    ),
+    "replay groups": _question("groups:groups", "list the groups in Redis", STREAM | JSON | STATE | LIMIT),
+    "replay show": _question(
+        "show:show",
+        "show the members of a group, or one trajectory turn by turn",
+        STREAM | JSON,
+        operands="GROUP [MEMBER]",
+        settings=(*RUN, "model.path"),
+    ),
+    "replay quarantine": _question(
+        "group_edits:quarantine",
+        "take a group out of training, and keep it for inspection",
+        STREAM | JSON | REASON,
+        operands="GROUP",
+    ),
+    "replay requeue": _question(
+        "group_edits:requeue",
+        "queue groups again that are quarantined, ready, judging or leased; their trajectories are dropped",
+        STREAM | JSON,
+        operands="GROUP ...",
+    ),
+    "replay failures": _question(
+        "failure_table:failures",
+        "list the last attempts that failed because of an environment or the infrastructure",
+        STREAM | JSON | LIMIT,
+    ),
+    "replay quarantined": _question(
+        "failure_table:quarantined", "list the quarantined groups, with the reason and the actor", STREAM | JSON | LIMIT
+    ),
+    "replay export": _question(
+        "trajectory_rows:export",
+        "write trajectories to FILE.jsonl or FILE.parquet, with the columns that TRL reads",
+        FILE | STREAM | SELECTION | FORCE,
+        settings=(*RUN, "model.path"),
     ),
     "track": Verb("slipstream.tools.see.track.track:track", RUN, own=TrackOptions, joins=True),
     "collect": Verb(
         "slipstream.tools.play.collect:collect",
         (*FIXED_MODEL, "replay.group_size", "learner.micro_batch_tokens"),
-        lambda given: {"path": given.file, "force": given.force},
         own=CollectOptions,
         arguments=FILE | FORCE,
         joins=True,
@@ -213,7 +288,6 @@ VERBS = {
     "data": Verb(
         "slipstream.tools.data.data:data",
         (),
-        lambda given: {"path": given.file, "force": given.force},
         own=DataOptions,
         arguments=FILE | FORCE,
     ),
@@ -227,9 +301,8 @@ VERBS = {
     "serve rewards": Verb(
         "slipstream.tools.serve.serve_rewards:serve_rewards",
         ("model", "learner.micro_batch_tokens"),
-        lambda given: {"folder": given.folder},
-        "serve one copy of the reward model in FOLDER to collect, eval and actors; it scores in batches",
-        RewardsOptions,
+        summary="serve one copy of the reward model in FOLDER to collect, eval and actors; it scores in batches",
+        own=RewardsOptions,
         arguments=FOLDER,
     ),
     "serve relay": Verb(
@@ -260,13 +333,11 @@ VERBS = {
     "launch": Verb(
         "slipstream.tools.launch.launch:launch",
         (*LEARNER, "actors"),
-        lambda given: {"engine": given.engine, "actor_hosts": given.actor_hosts, "dry_run": given.dry_run},
         arguments=LAUNCH,
     ),
     "scale": Verb(
         "slipstream.tools.launch.scale:scale",
         (*RUN, "actors.count"),
-        lambda given: {"to": given.to, "host": given.host},
         joins=True,
         arguments=SCALE,
     ),
@@ -307,4 +378,5 @@ def called(arguments: argparse.Namespace) -> Callable[[Config], int]:
         return partial(road, path=arguments.road, settings=arguments.settings, dry_run=arguments.dry_run)
     verb = VERBS[arguments.verb]
     own: dict[str, Any] = {"options": options_of(verb.own, arguments)} if verb.own else {}
-    return partial(resolve_name(verb.function), **verb.options(arguments), **own)
+    named = verb.options(arguments) if verb.options else {name: getattr(arguments, name) for name in arguments.given}
+    return partial(resolve_name(verb.function), **named, **own)

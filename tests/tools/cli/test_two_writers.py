@@ -33,7 +33,7 @@ WRITE = {
     "view": ("report.html", "view old run.root=runs --file report.html --force"),
     "track": ("runs/old/tracked_by_wandb.json", "track run.root=runs run.name=old --to wandb"),
     "launch": ("launch/new", "launch ray run.name=new redis.url=redis://127.0.0.1:1"),
-    "replay": ("out.jsonl", "replay export out.jsonl --force run.root=runs run.name=old"),
+    "replay export": ("out.jsonl", "replay export out.jsonl --force run.root=runs run.name=old"),
     **{f"fit {goal}": ("runs/new", f"fit {goal} {FIT}") for goal in ("sft", "dpo", "reward", "prm")},
     "data": ("out.jsonl", "data out.jsonl --data=rows.jsonl --force"),
     "export": ("runs/old/trained_model/README.md", "export run.root=runs run.name=old"),
@@ -41,6 +41,8 @@ WRITE = {
 }
 ROAD = ("runs/way", "up road.yaml")  # a file of stages
 READ = {"runs", "top", "simulate", "scale", "eval", "doctor", "actors", "plan"}
+READ |= {"replay audit", "replay groups", "replay show", "replay failures", "replay quarantined"}
+READ |= {"replay repair", "replay quarantine", "replay requeue"}  # what they change is in Redis
 READ |= {"serve judge", "serve relay", "serve envs", "serve rewards", "access users", "access join"}
 FENCED = {"learner"}  # a newer process takes over, also that of a re-run
 # They never replace a file, so the second of two finds that it exists.

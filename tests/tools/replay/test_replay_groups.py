@@ -94,11 +94,11 @@ def test_a_hostile_actors_name_cannot_reach_the_terminal(inspected: Inspected) -
         (["show", "1", "2", "3"], "replay show takes GROUP [MEMBER], numbers, and the run's NAME, got 1 2 3"),
         (["show", "first"], "replay show takes GROUP [MEMBER], numbers, and the run's NAME, got first"),
         (["requeue"], "replay requeue takes GROUP ..., numbers, and the run's NAME, got nothing"),
-        (["export", "rows.csv"], "takes FILE, a .jsonl or .parquet file, and the run's NAME, got rows.csv"),
+        (["export"], "the following arguments are required: FILE"),
         (["quarantine", "3"], "the following arguments are required: --reason"),
         (["export", "a.jsonl", "--steps", "5"], "must be FIRST:LAST, as in 1:20, got '5'"),
         (["groups", "--limit", "-1"], "--limit"),
-        (["dance"], "invalid choice: 'dance'"),
+        (["dance"], "`slipstream replay` takes one of audit, repair, groups, show,"),
     ],
 )
 def test_bad_arguments_are_explained(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +116,10 @@ def test_every_question_has_help(question: str, capsys: pytest.CaptureFixture[st
         main(["replay", question, "--help"])
     assert ended.value.code == 0
     assert f"usage: slipstream replay {question}" in capsys.readouterr().out
+
+
+def test_rows_go_to_no_other_kind_of_file(inspected: Inspected) -> None:
+    assert "the file name must end in .jsonl or .parquet, got rows.csv" in inspected("export", "rows.csv", code=2)
 
 
 def test_a_run_that_is_not_there_is_named(inspected: Inspected) -> None:
