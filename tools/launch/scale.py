@@ -2,38 +2,32 @@
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import connect_or_explain
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet, MemberState
-from slipstream.tools.see.runs import check_running
+from slipstream.tools.see.run_client import client_of
 
 RAY = "ray"  # the host name under which `slipstream.tools.launch.ray_run` asks Redis for its number of actors
 
 
 def scale(config: Config, *, to: int | None, host: str) -> int:
     """Write the wanted number to Redis: of actors on `host`, or on Ray. Its supervisor follows at once."""
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
     if to is not None and to < 1:
         raise ConfigError(f"--to must be >= 1, got {to}; to run no actors on a host, stop its `slipstream actors`")
-    check_running(config)
-    with connect_or_explain(config.redis.url) as client:
-        fleet = Fleet(client, config.run.name)
-        fleet.run_facts()  # raises UnknownRun
-        actors = [member for member in fleet.members() if member.role == "actor"]
-        hosts = [actor.host for actor in actors if actor.state is not MemberState.DRAINING]
-        if host != RAY and host not in hosts:
-            others = ", ".join(sorted(set(hosts))) or "none"
-            raise ConfigError(
-                f"run {config.run.name!r} has no actor on host {host}; give --host; hosts with actors: {others}"
-            )
-        if to is None:
-            advised = _advised(config)
-            print(f"{advised} actors are advised for {config.run.name}, {len(hosts)} are running")
-            to = advised if host == RAY else max(hosts.count(host) + advised - len(hosts), 1)
-        fleet.want_actors(host, to)
-        print(f"{host}: {to} wanted")
+    fleet = Fleet(client_of(config), config.run.name)
+    actors = [member for member in fleet.members() if member.role == "actor"]
+    hosts = [actor.host for actor in actors if actor.state is not MemberState.DRAINING]
+    if host != RAY and host not in hosts:
+        others = ", ".join(sorted(set(hosts))) or "none"
+        raise ConfigError(
+            f"run {config.run.name!r} has no actor on host {host}; give --host; hosts with actors: {others}"
+        )
+    if to is None:
+        advised = _advised(config)
+        print(f"{advised} actors are advised for {config.run.name}, {len(hosts)} are running")
+        to = advised if host == RAY else max(hosts.count(host) + advised - len(hosts), 1)
+    fleet.want_actors(host, to)
+    print(f"{host}: {to} wanted")
     return 0
 
 
