@@ -10,25 +10,24 @@ let run;
 
 class Elsewhere extends Error {} // the reader has gone to another page meanwhile
 
+async function ask(path, request) {
+  const response = await fetch("/api/" + path, request);
+  const found = await response.json();
+  if (!response.ok) throw new Error(found.error);
+  return found;
+}
+
 async function get(path) {
   if (embedded) {
     if (!Object.hasOwn(embedded, path)) throw new Error("this file does not contain " + path);
     return embedded[path];
   }
   const place = location.hash;
-  const response = await fetch("/api/" + path);
-  const found = await response.json();
-  if (location.hash !== place) throw new Elsewhere();
-  if (!response.ok) throw new Error(found.error);
-  return found;
-}
-
-// Keeps that a person prefers one sibling to another; returns the marks of their group.
-async function keepMark(mark) {
-  const response = await fetch("/api/marks", { method: "POST", body: JSON.stringify(mark), referrerPolicy: "same-origin" });
-  const kept = await response.json();
-  if (!response.ok) throw new Error(kept.error);
-  return kept.marks;
+  try {
+    return await ask(path);
+  } finally {
+    if (location.hash !== place) throw new Elsewhere();
+  }
 }
 
 // Invisible characters, which could hide or reorder what is shown, are escaped.
@@ -40,6 +39,7 @@ function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "colour") node.style.backgroundColor = value; // the page's policy allows no attribute `style`
     else node.setAttribute(name, printable(String(value)));
   }
   for (const child of children.flat()) {
@@ -211,7 +211,8 @@ async function showGroup(step, groupId, as) {
   const list = el("div", {});
   const set = (name) => (value) => { wanted[name] = value; draw(); };
   const mark = (better, worse, undo) => guarded(async () => {
-    group.marks = await keepMark({ step, group_id: groupId, better, worse, undo });
+    const body = JSON.stringify({ step, group_id: groupId, better, worse, undo });
+    group.marks = (await ask("marks", { method: "POST", body, referrerPolicy: "same-origin" })).marks;
     draw();
   });
   // What people say of a member; a file cannot keep any more.
@@ -301,9 +302,7 @@ function tokenNodes(turn, page, hue) {
     const old = lag !== null && lag > run.max_lag;
     const title = `version ${token.version}` + (lag === null ? "" : `, lag ${lag}`) + `, log-probability ${token.logprob}` +
       ` (${number(100 * Math.exp(token.logprob), 1)} %)` + lossText(token) + (old ? ", older than replay.max_lag: left out of the loss" : "");
-    const node = el("span", { class: old ? "token old" : "token", title }, text);
-    node.style.backgroundColor = HUES[hue].of(token, page);
-    return node;
+    return el("span", { class: old ? "token old" : "token", title, colour: HUES[hue].of(token, page) }, text);
   });
 }
 
@@ -318,11 +317,7 @@ async function showEpisode(step, groupId, member, hue) {
   const list = el("div", {});
   const keys = el("div", { class: "bar" });
   function draw(hue) {
-    const swatches = HUES[hue].keys(page).map(([colour, text]) => {
-      const node = el("span", { class: "key" }, text);
-      node.style.backgroundColor = colour;
-      return node;
-    });
+    const swatches = HUES[hue].keys(page).map(([colour, text]) => el("span", { class: "key", colour }, text));
     const hues = Object.keys(HUES).filter((name) => page.has_loss || !HUES[name].needsLoss);
     keys.replaceChildren(choice("colour of tokens", hues, hue, draw), ...swatches);
     list.replaceChildren(...page.turns.map((turn, index) => el("section", {},
