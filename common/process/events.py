@@ -13,10 +13,9 @@ import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT
 from tensorboard.plugins.scalar import metadata as scalar_metadata
-from tensorboard.plugins.text import metadata as text_metadata
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from slipstream.common.process.printable import printable
@@ -78,12 +77,7 @@ def _text(tag: str, text: str) -> Any:
     """At most MAX_TEXT_CHARS of text, indented so that Markdown shows it as it is, invisible characters escaped."""
     cut = "" if len(text) <= MAX_TEXT_CHARS else f"\n... {len(text) - MAX_TEXT_CHARS} characters more"
     lines = [f"    {printable(line)}" for line in (text[:MAX_TEXT_CHARS] + cut).split("\n")]
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    return Summary.Value(
-        tag=tag,
-        metadata=text_metadata.create_summary_metadata(display_name="", description=""),
-        tensor=TensorProto(dtype=DT_STRING, string_val=["\n".join(lines).encode()], tensor_shape=shape),
-    )
+    return text_pb(tag, "\n".join(lines)).value[0]
 
 
 def _histogram(samples: Sequence[float]) -> HistogramProto:
