@@ -330,9 +330,7 @@ class Supply:
             reasons.append(f"{ledger.judging} groups wait for their judge: {judge}")
         if not reasons:
             reasons.append(ARE_ACTORS_RUNNING)
-        judging = f"{ledger.judging} judging, " if ledger.judging else ""
-        counts = f"{ledger.queued} groups queued, {ledger.leased} leased, {judging}{ledger.ready} ready"
-        return f"{'; '.join(reasons)} ({counts})"
+        return f"{'; '.join(reasons)} ({ledger.unclaimed})"
 
 
 def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> list[str]:

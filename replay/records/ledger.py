@@ -79,6 +79,12 @@ class Ledger:
         partials = self.partials_resumed + sum(self.partials_discarded.values()) + self.partials_held
         return (self.opened, self.inserted, self.partials_handed_in) == (groups, trajectories, partials)
 
+    @property
+    def unclaimed(self) -> str:
+        """Where the groups are that no step has claimed, as "12 groups queued, 3 leased, 2 ready"."""
+        judging = f"{self.judging} judging, " if self.judging else ""
+        return f"{self.queued} groups queued, {self.leased} leased, {judging}{self.ready} ready"
+
     def to_dict(self) -> dict[str, Any]:
         """The counters and `balanced`, for JSON."""
         return dataclasses.asdict(self) | {"balanced": self.balanced}

@@ -363,21 +363,16 @@ def _no_step(facts: Facts) -> Diagnosis | None:
         return None
     return Diagnosis(
         cause="the learner makes no steps",
-        evidence=f"the last was {quiet_s:.0f} s ago; {_groups(facts.ledger)}",
+        evidence=f"the last was {quiet_s:.0f} s ago; {facts.ledger.unclaimed}",
         next_step="is its process alive? Its log says what it waits for",
     )
-
-
-def _groups(ledger: Ledger) -> str:
-    judging = f"{ledger.judging} wait for a judge, " if ledger.judging else ""
-    return f"{ledger.leased} groups are played, {judging}{ledger.ready} are ready"
 
 
 def _who_waits(facts: Facts) -> Diagnosis:
     if not facts.steps:
         return Diagnosis(
             cause="the first step is being collected",
-            evidence=_groups(facts.ledger),
+            evidence=facts.ledger.unclaimed,
             next_step="wait",
             is_fault=False,
         )

@@ -78,11 +78,8 @@ class View:
             course = sparkline([record["eval/success_sampled"] for record in evaluations])
             rows["held out"] = f"{held_out(newest)}, at step {newest['step']:.0f}  {course}"
         rows["buffer"] = (
-            f"{ledger.queued} queued, {ledger.leased} leased, "
-            + (f"{ledger.judging} judging, " if ledger.judging else "")
-            + f"{ledger.ready} ready, {ledger.claimed} claimed, "
-            f"{ledger.trained} trained, dropped: {counts(ledger.dropped)}"
-            + ("" if ledger.balanced else "  NOT BALANCED")
+            f"{ledger.unclaimed}, {ledger.claimed} claimed, {ledger.trained} trained, dropped: {counts(ledger.dropped)}"
+            f"{'' if ledger.balanced else '  NOT BALANCED'}"
         )
         return two_columns(f"Slipstream: {self._config.run.name}", rows)
 
