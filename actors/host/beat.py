@@ -55,7 +55,6 @@ class Pulse:
         return Member(
             name=setup.actor,
             host=setup.provenance.host,
-            role="actor",
             instance_kind=setup.provenance.instance_kind,
             price_per_hour=setup.provenance.price_per_hour,
             engine=setup.engine.name,

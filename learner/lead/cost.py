@@ -49,13 +49,11 @@ class Cost:
 
 def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledger, tokens_trained: int) -> Cost:
     """The cost of a run: `everyone` has taken part, `alive` still do. A minute at 0.60 $ an hour costs one cent."""
-    serving = {member.name for member in alive if member.role == "actor"}
+    serving = {member.name for member in alive}
     shares: dict[tuple[str, float], ActorCost] = {}
     wasted: dict[str, int] = defaultdict(int)
     dollars_per_hour, of_spot = 0.0, 0.0
     for member in everyone:
-        if member.role != "actor":
-            continue
         what = (member.instance_kind, member.price_per_hour)
         share = shares.setdefault(what, ActorCost(instance_kind=what[0], price_per_hour=what[1]))
         share.num_actors += 1

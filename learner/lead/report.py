@@ -81,7 +81,7 @@ def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger) -> Non
     metrics.add("perf/goodput", fresh, fresh + wasted)
 
 
-def add_fleet(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member]) -> None:
+def add_fleet(metrics: Metrics, *, ledger: Ledger, actors: Sequence[Member]) -> None:
     """Add the state of the buffer and of the fleet."""
     metrics.add("replay/queued", ledger.queued)
     metrics.add("replay/leased", ledger.leased)
@@ -97,7 +97,6 @@ def add_fleet(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member]) ->
         metrics.add(f"replay/total_dropped_{reason}", count)
     for outcome, count in ledger.failed.items():
         metrics.add(f"replay/total_failed_{outcome}", count)
-    actors = [member for member in members if member.role == "actor"]
     metrics.add("fleet/num_actors", len(actors))
     metrics.add("fleet/num_spot_actors", sum(actor.instance_kind == "spot" for actor in actors))
     metrics.add("fleet/num_episodes", sum(actor.num_episodes for actor in actors))
@@ -107,11 +106,10 @@ def add_fleet(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member]) ->
         metrics.add("fleet/kv_use", actor.kv_use)
 
 
-def add_publishing(metrics: Metrics, *, members: Iterable[Member], publish: PublishStats) -> None:
+def add_publishing(metrics: Metrics, *, actors: Iterable[Member], publish: PublishStats) -> None:
     """Add how weights travel."""
-    for member in members:
-        if member.role == "actor":
-            metrics.add("time/refresh_pause_s", member.last_pause_s)
+    for actor in actors:
+        metrics.add("time/refresh_pause_s", actor.last_pause_s)
     metrics.add("time/publish_copy_s", publish.copy_s)
     metrics.add("time/broadcast_s", publish.broadcast_s)
     metrics.add("perf/publish_mb", publish.num_bytes / 1e6)

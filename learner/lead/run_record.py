@@ -109,17 +109,17 @@ class RunRecord:
         """Write the metrics of the step that followed `before`, and log one line."""
         metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
         ledger, census = self._connections.train.ledger(), self._fleet()
-        members = census.alive
+        actors = census.alive
         self._reset_ledger(ledger)
         add_produced(metrics, self.tally.recorded, ledger)
         add_flow(metrics, batch, self.tally.recorded, ledger)
-        add_fleet(metrics, ledger=ledger, members=members)
-        add_publishing(metrics, members=members, publish=publish)
+        add_fleet(metrics, ledger=ledger, actors=actors)
+        add_publishing(metrics, actors=actors, publish=publish)
         add_cost(metrics, self._cost(ledger, census))
         metrics.add("fleet/unreadable_members", self._connections.fleet.num_unreadable)
-        metrics.add("fleet/refusing_actors", refusals.log_new(members))
+        metrics.add("fleet/refusing_actors", refusals.log_new(actors))
         metrics.add("replay/repairs", ledger.repairs)
-        metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
+        metrics.add("fleet/advised_actors", self._advise(ledger, actors, times_s))
         self.tally.recorded = ledger
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
         metrics.samples = episode_samples(trajectories, self._decode, step=before.step + 1)
@@ -168,7 +168,6 @@ class RunRecord:
         """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""
         tally, wall_s = self.tally, time.time() - self._started_at_s
         ledger, census = self._connections.train.ledger(), self._connections.fleet.census()
-        actors = [member for member in census.everyone if member.role == "actor"]
         newest = headline(newest_metrics(self._run_dir.metrics), until=self._last_full_step)
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
@@ -176,7 +175,7 @@ class RunRecord:
             "ledger": ledger.to_dict(),
             "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
             "tokens_per_s": {
-                "generated": sum(actor.generated_tokens for actor in actors) / wall_s,
+                "generated": sum(actor.generated_tokens for actor in census.everyone) / wall_s,
                 "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
             },
             "produced": dataclasses.asdict(newest) if newest else None,
@@ -203,9 +202,8 @@ class RunRecord:
         tokens = self.tally.tokens_trained
         return cost_of(census.everyone, alive=census.alive, ledger=ledger, tokens_trained=tokens)
 
-    def _advise(self, ledger: Ledger, members: Sequence[Member], times_s: dict[str, float]) -> int:
+    def _advise(self, ledger: Ledger, actors: Sequence[Member], times_s: dict[str, float]) -> int:
         """The advised number of actors, including the measurements of this step."""
-        actors = [member for member in members if member.role == "actor"]
         load = StepLoad(
             num_actors=len(actors),
             learner_wait=times_s["wait"] / sum(times_s.values()),

@@ -48,7 +48,7 @@ class Refusals:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        actors = [member for member in self._fleet.members() if member.role == "actor"]
+        actors = self._fleet.members()
         self.log_new(actors)
         newest = self._bulletin.highest_version()
         if not actors or not all(_refuses(actor, newest) for actor in actors):

@@ -8,7 +8,7 @@ import enum
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
 import redis
@@ -54,10 +54,10 @@ class RunState(enum.Enum):
 
 
 class MemberState(enum.Enum):
-    """What a process of the run is doing."""
+    """What an actor is doing."""
 
     SERVING = "serving"
-    """It plays episodes, or it learns."""
+    """It plays episodes."""
     DRAINING = "draining"
     """It was asked to leave, and takes no new work."""
 
@@ -71,15 +71,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last heartbeat of one process."""
+    """The last heartbeat of one actor."""
 
     name: str
     host: str
-    role: str  # "actor" or "learner"
+    role: Literal["actor"] = "actor"  # no other process sends heartbeats
     instance_kind: str  # "reserved" or "spot"
     price_per_hour: Amount  # dollars; 0 if not configured
-    engine: str  # the engine's name, version and kind of device; "" for a learner
-    transport: str  # `actors.transport`; "" for a learner
+    engine: str  # the engine's name, version and kind of device
+    transport: str  # `actors.transport`
     policy_version: Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)]
     num_episodes: Count  # running now
     max_episodes: Count  # its slots
@@ -120,7 +120,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Census(NamedTuple):
-    """The processes of a run at one instant, by name."""
+    """The actors of a run at one instant, by name."""
 
     alive: list[Member]
     everyone: list[Member]  # that ever took part

@@ -36,7 +36,7 @@ class Facts:
 
     config: Config  # of the run
     state: RunState | None  # None if no learner has described the run
-    members: Sequence[Member] = ()  # those that are alive
+    actors: Sequence[Member] = ()  # those that are alive
     everyone: Sequence[Member] = ()  # those that ever took part
     ledger: Ledger
     earlier: Ledger | None = None  # of some time before; None to judge by the whole run
@@ -66,11 +66,6 @@ class Facts:
     def mean_return(self) -> float:
         """Their mean return; 0 if none has ended."""
         return self.since(lambda ledger: sum(ledger.returns.values())) / max(self.num_episodes, 1)
-
-    @property
-    def actors(self) -> list[Member]:
-        """Those that are alive."""
-        return [member for member in self.members if member.role == "actor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +167,7 @@ def _not_training(facts: Facts) -> Diagnosis | None:
 def _refused_weights(facts: Facts) -> Diagnosis | None:
     """The newest version does not fit, or failed its probe. Actors that have left count unless another serves it."""
     newest = facts.newest_version
-    asked = facts.members if any(actor.policy_version >= newest for actor in facts.actors) else facts.everyone
+    asked = facts.actors if any(actor.policy_version >= newest for actor in facts.actors) else facts.everyone
     refused = [(member.name, member.refusal) for member in asked if member.refusal and member.refusal.unfit]
     refusals = {name: refusal for name, refusal in refused if refusal.policy_version >= newest}
     if not refusals:
@@ -200,7 +195,7 @@ def _engines_die(facts: Facts) -> Diagnosis | None:
 def _no_actor(facts: Facts) -> Diagnosis | None:
     if facts.actors:
         return None
-    if not any(member.role == "actor" for member in facts.everyone):
+    if not facts.everyone:
         return Diagnosis(
             cause="no actor has joined yet",
             evidence=f"{facts.ledger.queued} groups wait for one{_quoted(facts)}",

@@ -61,12 +61,11 @@ class Observer:
             failure for stream in reversed(streams) for failure in read_failures(self._client, key(run_id, stream))
         ]
         census = self._fleet.census()
-        has_actors = any(member.role == "actor" for member in census.alive)
-        self._has_seen_actors |= has_actors
+        self._has_seen_actors |= bool(census.alive)
         return Facts(
             config=self._config,
             state=state,
-            members=census.alive,
+            actors=census.alive,
             everyone=census.everyone,
             ledger=ledger,
             earlier=self._earlier(ledger),
@@ -75,7 +74,7 @@ class Observer:
             newest_version=self._bulletin.highest_version(),
             now_s=time.time(),
             last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
-            actor_words="" if has_actors or not self._log else self._actor_words(self._log.parent),
+            actor_words="" if census.alive or not self._log else self._actor_words(self._log.parent),
             has_seen_actors=self._has_seen_actors,
         )
 

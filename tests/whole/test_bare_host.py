@@ -91,7 +91,7 @@ def makes_steps(run: Run, host: BareHost) -> None:
     assert host.exit_code is None, host.said()
 
     def are_new() -> bool:
-        actors = [member for member in run.fleet.members() if member.role == "actor"]
+        actors = run.fleet.members()
         return bool(actors) and all(actor.policy_version > version for actor in actors)
 
     run.wait_until(are_new, f"a newer version than {version} on every actor")
@@ -129,7 +129,7 @@ def test_a_host_that_shares_nothing_joins_by_the_printed_command_and_is_replaced
         run.wait_until(lambda: run.member("second") is not None, "the second host joins")
         first.preempt()
         assert first.wait(60) == EXIT_PREEMPTED, first.said()
-        assert [member.name for member in run.fleet.members() if member.role == "actor"] == ["second"]
+        assert [member.name for member in run.fleet.members()] == ["second"]
         makes_steps(run, second)
         books_balance(run)
 
@@ -160,7 +160,7 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
             playing.append(host)
 
         def serving() -> set[str]:
-            return {member.name for member in run.fleet.members() if member.role == "actor"}
+            return {member.name for member in run.fleet.members()}
 
         for number in range(NUM_HOSTS):
             start(number)

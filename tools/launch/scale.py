@@ -15,8 +15,7 @@ def scale(config: Config, *, to: int | None, host: str) -> int:
     if to is not None and to < 1:
         raise ConfigError(f"--to must be >= 1, got {to}; to run no actors on a host, stop its `slipstream actors`")
     fleet = Fleet(client_of(config), config.run.name)
-    actors = [member for member in fleet.members() if member.role == "actor"]
-    hosts = [actor.host for actor in actors if actor.state is not MemberState.DRAINING]
+    hosts = [actor.host for actor in fleet.members() if actor.state is not MemberState.DRAINING]
     if host != RAY and host not in hosts:
         others = ", ".join(sorted(set(hosts))) or "none"
         raise ConfigError(

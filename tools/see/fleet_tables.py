@@ -14,14 +14,13 @@ from slipstream.tools.terminal.table import cell
 MAX_LISTED = 16  # more actors than these are shown as one line for each kind
 
 
-def actors_table(members: Sequence[Member]) -> Table:
-    """What each actor among `members` does, and where it runs; of a large fleet, one line for each kind and state.
+def actors_table(actors: Sequence[Member]) -> Table:
+    """What each actor does, and where it runs; of a large fleet, one line for each kind and state.
 
     In such a line, versions are the lowest and the highest; episodes and tokens are sums, the KV's use a mean, the
     pause the longest. Where all run on the same, it is printed once, below: a column of it would be narrow beside long
     names.
     """
-    actors = [member for member in members if member.role == "actor"]
     listed, places = len(actors) <= MAX_LISTED, {runs_on(actor) for actor in actors}
     kinds = defaultdict[tuple[str, str, str], list[Member]](list)
     for actor in actors:

@@ -124,7 +124,7 @@ def trains_on(run: Run) -> None:
 
 
 def actor_names(run: Run) -> set[str]:
-    return {member.name for member in run.fleet.members() if member.role == "actor"}
+    return {member.name for member in run.fleet.members()}
 
 
 def comes_back(run: Run, learner: Process, *settings: str) -> Process:

@@ -87,7 +87,7 @@ def test_the_page_names_in_bold_what_is_shown_under_its_own_name_and_the_rest_is
 
 def test_what_is_shown_by_the_clock_is_written_by_the_clock() -> None:
     metrics, books = Metrics(), ledger_of({b"dropped:too_old": b"1", b"failed:env_failure": b"1"})
-    add_fleet(metrics, ledger=books, members=[MEMBER])
+    add_fleet(metrics, ledger=books, actors=[MEMBER])
     share = ActorCost(instance_kind="spot", price_per_hour=1.0, dollars=1.0)
     prices = {"dollars_per_hour": 1.0, "spot_dollars_per_hour": 1.0}
     add_cost(metrics, Cost(shares=[share], **prices, tokens_trained=1, wasted_tokens={"too_old": 1}))

@@ -261,7 +261,6 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
     everyone = [
         member("a", price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=10),
         member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
-        member("learner", role="learner", price_per_hour=9.0, served_s=3600),
     ]
     books_of_all = books("tokens:dropped:too_old=70 tokens:discarded:poison=8 tokens:trained=900 tokens:produced=1000")
     cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
@@ -292,8 +291,8 @@ def test_without_prices_there_is_no_cost() -> None:
 
 def test_the_fleet_is_its_actors() -> None:
     metrics = Metrics()
-    members = [member("a"), member("b"), member("learner", role="learner")]
-    add_fleet(metrics, ledger=books("ready=2 dropped:too_old=3 failed:env_failure=4"), members=members)
+    actors = [member("a"), member("b")]
+    add_fleet(metrics, ledger=books("ready=2 dropped:too_old=3 failed:env_failure=4"), actors=actors)
     expected = {
         "fleet/num_actors": 2,
         "fleet/num_episodes": 16,

@@ -23,7 +23,6 @@ FACTS = RunFacts(
 MEMBER = Member(
     name="a",
     host="host",
-    role="actor",
     instance_kind="spot",
     price_per_hour=0.5,
     engine="scripted",
