@@ -24,7 +24,7 @@ def quarantine(config: Config, *, numbers: list[int], reason: str, stream: str, 
     client, run_id = client_of(config), config.run.name
     before = _state(client, run_id, group_id, stream)
     buffer = PeopleBuffer(client, run_id, stream=stream)
-    done = before in ("queued", "leased", "ready") and buffer.quarantine(group_id, reason)
+    done = before not in (None, "claimed", "quarantined") and buffer.quarantine(group_id, reason)
     _report(group_id, before, _state(client, run_id, group_id, stream), done=done, as_json=as_json)
     return 0 if done else 1
 

@@ -1,7 +1,10 @@
 """`slipstream replay`: quarantine, requeue and repair; the lists of failures and quarantined groups."""
 
+import pytest
+
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.keys import key
+from tests.replay.records.attempts import ticket
 from tests.tools.replay.inspected import Inspected
 
 
@@ -14,6 +17,18 @@ def test_a_group_is_set_aside_with_a_reason_and_begins_anew(inspected: Inspected
     assert inspected("requeue", "1") == "group 1: queued; it was quarantined\n"
     ledger = inspected.buffer.learner.ledger()
     assert ledger.queued == 2 and ledger.dropped_trajectories == {"requeued": 2}
+    assert inspected.buffer.audit() == []
+
+
+@pytest.mark.parametrize("state", ["queued", "leased", "judging", "ready"])
+def test_a_group_in_any_state_before_a_step_claims_it_is_set_aside_and_queued_again(
+    inspected: Inspected, state: str
+) -> None:
+    inspected.buffer.learner.open([ticket(1, is_judged=state == "judging")])
+    if state != "queued":
+        inspected.fill(members=(0,) if state == "leased" else None)
+    assert inspected("quarantine", "1", "--reason", "odd") == f"group 1: quarantined; it was {state}\n"
+    assert inspected("requeue", "1") == "group 1: queued; it was quarantined\n"
     assert inspected.buffer.audit() == []
 
 
