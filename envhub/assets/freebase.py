@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from slipstream.common.process.http_answer import Passing, requested
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.attempts import Passing, requested
 
 PREFIX = "http://rdf.freebase.com/ns/"
 MAX_REPLY_BYTES = 16 << 20
