@@ -13,6 +13,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from slipstream.common.process.http_answer import Passing, requested
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
@@ -20,7 +21,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_choice, check_url
 from slipstream.envhub.episode_env import Begun, EpisodeEnv, answered, opened
 from slipstream.envhub.remote.agentgym_servers import SERVERS
-from slipstream.envhub.remote.client_connection import SerialCalls, within
+from slipstream.envhub.remote.client_connection import within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 
 MAX_ANSWER_BYTES = 8 << 20
@@ -37,7 +38,6 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class _Episode(Begun):
-    session: aiohttp.ClientSession
     id: int
     last_reward: float = 0.0
     actions: list[str] | None = None
@@ -76,7 +76,6 @@ class AgentGymClient(EpisodeEnv[_Episode]):
         self._server = SERVERS[server]
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
         self._rules = rules
-        self._calls = SerialCalls()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`: the server's task of its number. Raises ValueError if the split has no tasks."""
@@ -86,54 +85,48 @@ class AgentGymClient(EpisodeEnv[_Episode]):
                 f"task {task.task_id}: split must be {' or '.join(self._splits)}, got {task.split!r}; the tasks of "
                 "held_out are given by `env.options.held_out`"
             )
-        return await self._calls.run(lambda: self._reset(task, numbers[task.index % len(numbers)]))
-
-    async def step(self, action: str) -> Observation:
-        step = super().step
-        return await self._calls.run(lambda: step(valid_text(action)))
+        number = numbers[task.index % len(numbers)]
+        why = f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
+        async with within(OPEN_S, super().close, why):
+            episode = self._episode = self._episode or await self._created(task)
+            answer = await self._request(episode, "reset", {self._server.index_key: number, **self._server.reset_body})
+        episode.task, episode.last_reward, episode.is_over, episode.actions = task, 0.0, False, None
+        return opened(self._opening(episode, answer), rules=self._rules)
 
     async def close(self) -> None:
-        await self._calls.run(self._close)
+        episode = self._episode
+        await super().close()
+        if episode is None:
+            return
+        if not self._server.can_close:
+            _SPARE.setdefault(self._url, []).append(episode.id)
+            return
+        with contextlib.suppress(EnvError, TimeoutError):  # this episode does not use the environment any more
+            async with asyncio.timeout(ANSWER_S):
+                await self._request(episode, "close", {})
 
     def admissible(self) -> list[str] | None:
         """Return the actions that the server's last reply listed, or None if its replies list none."""
         episode = self._started()
         return [] if episode.is_over else episode.actions
 
-    async def _reset(self, task: Task, number: int) -> Observation:
-        why = f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
-        async with within(OPEN_S, self._drop, why):
-            episode = self._episode = self._episode or await self._created(task)
-            body = {self._server.index_key: number, **self._server.reset_body}
-            answer = await self._request(episode, "reset", body)
-        episode.task, episode.last_reward, episode.is_over, episode.actions = task, 0.0, False, None
-        return opened(self._opening(episode, answer), rules=self._rules)
-
     async def _created(self, task: Task) -> _Episode:
         """Return an environment of the server: an idle one, else a new one."""
-        session = aiohttp.ClientSession(headers=self._headers)
-        episode = _Episode(session=session, id=0, task=task)
-        try:
-            if spare := _SPARE.get(self._url):
-                episode.id = spare.pop()
-                return episode
-            while True:
-                try:
-                    answer = await self._posted(episode, "create", self._server.create_body)
-                    break
-                except aiohttp.ClientConnectorError:  # the server has not started yet, or restarts
-                    await asyncio.sleep(RETRY_S)
-            if not self._server.create_is_bare:
-                answer = _field(answer, self._server.id_key)
-            episode.id = _read(answer, int)
-        except BaseException:
-            await session.close()
-            raise
-        return episode
+        if spare := _SPARE.get(self._url):
+            return _Episode(id=spare.pop(), task=task)
+        while True:
+            try:
+                answer = await self._posted("create", self._server.create_body)
+                break
+            except aiohttp.ClientConnectorError:  # the server has not started yet, or restarts
+                await asyncio.sleep(RETRY_S)
+        if not self._server.create_is_bare:
+            answer = _field(answer, self._server.id_key)
+        return _Episode(id=_read(answer, int), task=task)
 
     async def _act(self, episode: _Episode, action: str) -> Observation:
-        async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
-            return self._observed(episode, await self._request(episode, "step", {"action": action}))
+        async with within(ANSWER_S, super().close, f"{self._url} did not answer within {ANSWER_S:g} s"):
+            return self._observed(episode, await self._request(episode, "step", {"action": valid_text(action)}))
 
     def _observed(self, episode: _Episode, answer: bytes) -> Observation:
         reward = _read(_field(answer, "reward"), float)
@@ -160,40 +153,28 @@ class AgentGymClient(EpisodeEnv[_Episode]):
 
     async def _request(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
         try:
-            return await self._posted(episode, path, {self._server.id_key: episode.id, **body})
+            return await self._posted(path, {self._server.id_key: episode.id, **body})
         except aiohttp.ClientError as error:
             raise EnvError(f"{self._url}/{path}: {type(error).__name__}: {error}") from error
 
-    async def _posted(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
+    async def _posted(self, path: str, body: Mapping[str, object]) -> bytes:
         """Return the body of the reply. Raises EnvError for a failure, and ClientError if there is no reply."""
+        url, sent = f"{self._url}/{path}", msgspec.json.encode(body)
+        headers = {**self._headers, "Content-Type": "application/json"}
         while True:
-            async with episode.session.post(f"{self._url}/{path}", json=body) as reply:
-                answer = await _body(reply)
+            try:
+                reply = await requested(url, sent, headers, timeout_s=None, max_bytes=MAX_ANSWER_BYTES)
+            except Passing:
+                raise EnvError(f"{url} replied with more than {MAX_ANSWER_BYTES} bytes") from None
             if reply.status != BUSY:
                 break
             await asyncio.sleep(RETRY_S)
+        answer = reply.body
         if reply.status != 200:
-            raise EnvError(
-                f"{self._url}/{path} replied with status {reply.status}: {answer[:500].decode(errors='replace')}"
-            )
+            raise EnvError(f"{url} replied with status {reply.status}: {answer[:500].decode(errors='replace')}")
         if answer.lstrip()[:1] == b"{" and "error" in _read(answer, dict[str, msgspec.Raw]):
-            raise EnvError(f"{self._url}/{path} reported an error: {_text(_field(answer, 'error'))[:500]}")
+            raise EnvError(f"{url} reported an error: {_text(_field(answer, 'error'))[:500]}")
         return answer
-
-    async def _close(self) -> None:
-        episode = self._episode
-        if episode is not None and self._server.can_close:
-            with contextlib.suppress(EnvError, TimeoutError):  # this episode does not use the environment any more
-                async with asyncio.timeout(ANSWER_S):
-                    await self._request(episode, "close", {})
-        elif episode is not None:
-            _SPARE.setdefault(self._url, []).append(episode.id)
-        await self._drop()
-
-    async def _drop(self) -> None:
-        episode, self._episode = self._episode, None
-        if episode is not None:
-            await episode.session.close()
 
 
 def _numbers(name: str, bounds: Sequence[int]) -> range:
@@ -203,15 +184,6 @@ def _numbers(name: str, bounds: Sequence[int]) -> range:
             f"`env.options.{name}` must be the first and the last number of its tasks, such as [0, 99], got {bounds!r}"
         )
     return range(bounds[0], bounds[1] + 1)
-
-
-async def _body(reply: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in reply.content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise EnvError(f"{reply.url} replied with more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
 
 
 def _field(answer: bytes, key: str) -> bytes:
