@@ -11,9 +11,9 @@ import msgspec
 
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
-from slipstream.envhub.isolation.file_tree import Node, Tree, file
-from slipstream.envhub.isolation.program import program_in
-from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from slipstream.envhub.isolation.file_tree import Node
+from slipstream.envhub.isolation.program import printed, program_to_run
+from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.user_files import item_of, read_files, read_records, read_rows
@@ -40,7 +40,6 @@ RULES = (
 )
 
 _CALL = re.compile(r"\s*(read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
-_PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class OpenManusItem(msgspec.Struct, kw_only=True):
@@ -76,11 +75,12 @@ class GaiaWorld:
         return self.item.question + attached
 
     async def act(self, state: GaiaState, action: str) -> Change[GaiaState]:
-        if python := _PYTHON.fullmatch(action):
-            program = program_in(python[1])
+        if (program := program_to_run(action)) is not None:
             if not program.strip():
                 raise InvalidAction("a program is needed")
-            return Change(state=state, text=await self._printed(program))
+            attached = [self.item.file_name] if self.item.file_name else []
+            files = {name: Node(kind="file", content=(self.folder / name).read_bytes()) for name in attached}
+            return Change(state=state, text=await printed(program, files, limits=LIMITS, max_chars=MAX_SHOWN_CHARS))
         call = _CALL.fullmatch(action)
         if call is None or not call[2].strip():
             raise InvalidAction("say read(name), calculate(...), python or answer(...)")
@@ -105,16 +105,6 @@ class GaiaWorld:
             raise InvalidAction(f"{name} is no text; open it with python") from None
         cut = "\n[cut]" if len(text) > MAX_SHOWN_CHARS else ""
         return Change(state=GaiaState(is_read=True), text=(text[:MAX_SHOWN_CHARS] + cut).strip() or "(empty)")
-
-    async def _printed(self, program: str) -> str:
-        """Run `program` beside the attached file, and return the end of its output."""
-        attached = self.item.file_name
-        name = "own_program.py" if attached == "program.py" else "program.py"
-        tree: Tree = {name: file(program)}
-        if attached:
-            tree[attached] = Node(kind="file", content=(self.folder / attached).read_bytes())
-        finished = await run_in_sandbox(f"/usr/bin/python3 -I {name}", tree, limits=LIMITS)
-        return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
 
 
 def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env:

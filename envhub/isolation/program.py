@@ -10,6 +10,7 @@ from slipstream.envhub.isolation.sandbox import Finished, Limits, run_in_sandbox
 
 MAX_PROGRAM_CHARS = 20_000
 
+_PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 _FENCED = re.compile(r".*?```\w*[ \t]*\n(.*?)```.*", re.DOTALL)
 
 
@@ -22,6 +23,19 @@ def program_in(text: str) -> str:
     program = fenced[1] if fenced else text
     is_text = program.encode(errors="replace").decode() == program
     return program if is_text and len(program) <= MAX_PROGRAM_CHARS else ""
+
+
+def program_to_run(action: str) -> str | None:
+    """Return the program behind the word `python`, as `program_in`; None for an action that does not begin with it."""
+    found = _PYTHON.fullmatch(action)
+    return program_in(found[1]) if found else None
+
+
+async def printed(program: str, files: Tree, *, limits: Limits, max_chars: int) -> str:
+    """Run `program` beside `files`, and return the end of what it printed, errors included."""
+    name = "own_program.py" if "program.py" in files else "program.py"
+    finished = await run_in_sandbox(f"/usr/bin/python3 -I {name}", {**files, name: file(program)}, limits=limits)
+    return finished.output.strip()[-max_chars:] or "(nothing)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

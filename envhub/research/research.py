@@ -13,9 +13,9 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.bm25 import words
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
-from slipstream.envhub.isolation.file_tree import Tree, file
-from slipstream.envhub.isolation.program import program_in
-from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from slipstream.envhub.isolation.file_tree import file
+from slipstream.envhub.isolation.program import printed, program_to_run
+from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import Corpus, draw_corpus
 from slipstream.envhub.research.corpus_question import Question, draw_question
@@ -34,7 +34,6 @@ RULES = (
 )
 
 _CALL = re.compile(r"\s*(search|open|read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
-_PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class ResearchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,11 +54,11 @@ class ResearchWorld:
     first: ResearchState = field(default_factory=ResearchState)
 
     async def act(self, state: ResearchState, action: str) -> Change[ResearchState]:
-        if found := _PYTHON.fullmatch(action):
-            program = program_in(found[1])
+        if (program := program_to_run(action)) is not None:
             if not program:
                 raise InvalidAction("write a program after python")
-            return self._computed(state, await self._printed(state, program))
+            files = {name: file(content) for name, content in self._files(state).items()}
+            return self._computed(state, await printed(program, files, limits=LIMITS, max_chars=MAX_SHOWN_CHARS))
         call = _CALL.fullmatch(action)
         if call is None or not call[2].strip():
             raise InvalidAction("no such call")
@@ -109,13 +108,6 @@ class ResearchWorld:
         """Return the files of the opened pages: name -> content."""
         names = [self.corpus.pages[title].file_name for title in sorted(state.read) if title in self.corpus.pages]
         return {name: self.corpus.files[name] for name in names if name}
-
-    async def _printed(self, state: ResearchState, program: str) -> str:
-        """Run `program` in the sandbox and return its output, errors included."""
-        tree: Tree = {name: file(content) for name, content in self._files(state).items()}
-        tree["program.py"] = file(program)
-        finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=LIMITS)
-        return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
 
 
 def make_research_env(*, profile: str = "small", level: int = 1, pages: int = 24) -> Env:
