@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("same")
 
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect  # noqa: E402
 from slipstream.common.process.shutdown import Shutdown  # noqa: E402
-from slipstream.replay.server.redis_server import Server, start_server  # noqa: E402
+from slipstream.tools.lab.loopback_server import Server, start_server  # noqa: E402
 from tests.preload import start_by_forks, start_workers_by_forks  # noqa: E402
 from tests.replay.records.attempts import Views, make_buffer  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from slipstream.replay.records.ticket import Lease
-from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.tools.lab.loopback_server import Server, start_server
 from slipstream.tools.lab.soak.accounts import Accounts
 from slipstream.tools.lab.soak.actor import VOCAB_SIZE, Work, replay_of
 from slipstream.tools.lab.soak.cast import Cast

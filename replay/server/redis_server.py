@@ -1,4 +1,4 @@
-"""Starts and stops the run's own Redis server: on a socket file or on loopback, with a generated password.
+"""Starts and stops the run's own Redis server: on a socket file, with a generated password.
 
 Its data is in the run's directory. It is for a run on one machine; a fleet uses a server of its own, by `redis.url`.
 """
@@ -6,7 +6,6 @@ Its data is in the run's directory. It is for a run on one machine; a fleet uses
 import fcntl
 import hashlib
 import os
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -23,14 +22,12 @@ from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.replay.server.redis_version import ServerError, Version, version_of
 from slipstream.replay.server.server_settings import (
-    ADMIN,
     LIMITS,
-    REFUSED,
     free_port,
     listening,
+    only_user,
     port_and_password,
     redis_url,
-    user,
 )
 
 MIN_VERSION = Version(6, 2, 0)
@@ -52,7 +49,6 @@ class Server:
     address: int | Path  # a port on loopback, or a socket file
     password: str = field(repr=False)
     process: subprocess.Popen[bytes]
-    _admin_password: str = field(repr=False)
 
     @property
     def url(self) -> str:
@@ -64,26 +60,14 @@ class Server:
         """The URL with the password."""
         return redis_url(self.address, credentials=f":{self.password}@")
 
-    @property
-    def port(self) -> int:
-        """The port of a server that listens on loopback."""
-        assert isinstance(self.address, int), f"{self.url} has no port"
-        return self.address
-
-    @property
-    def admin_url(self) -> str:
-        """The URL of the user who may change the server's settings. Only this process has that user's password."""
-        return redis_url(self.address, credentials=f"{ADMIN}:{self._admin_password}@")
-
     def keep_up(self) -> int | None:
         """Restart the server if it has ended, with the same data, address and password; return its exit code.
 
-        None while it runs. Call it from the process's main thread, as with `start_server`. Raises ServerError.
+        None while it runs. Call it from the process's main thread, as with `start_private_server`. Raises ServerError.
         """
         exit_code = self.process.poll()
         if exit_code is not None:
-            started = _start_mended(self.directory, self.address)
-            self.process, self._admin_password = started.process, started._admin_password
+            self.process = start_mended(self.directory, self.address).process
         return exit_code
 
     def stop(self) -> None:
@@ -106,24 +90,17 @@ class Server:
         self.stop()
 
 
-def start_server(directory: Path) -> Server:
-    """Start a server on loopback with its data in `directory`; a restart keeps data, port and password.
+def start_private_server(directory: Path) -> Server:
+    """Start a server on a socket file that only this user can access; a restart keeps its data and password.
 
     The server ends when the thread that called this ends, so call it from the process's main thread. Raises
     ServerError.
     """
-    directory = _private(directory)
-    port, _ = port_and_password(directory / "redis.conf")
-    return _start_mended(directory, port)
+    directory = made_private(directory)
+    return start_mended(directory, _socket_of(directory))
 
 
-def start_private_server(directory: Path) -> Server:
-    """Start a server on a socket file that only this user can access: for a run on one machine. Raises ServerError."""
-    directory = _private(directory)
-    return _start_mended(directory, _socket_of(directory))
-
-
-def _private(directory: Path) -> Path:
+def made_private(directory: Path) -> Path:
     """Make `directory` readable by this user only: it contains the password and every trajectory."""
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
@@ -147,7 +124,7 @@ def _socket_of(directory: Path) -> Path:
     return folder / "redis.sock"
 
 
-def _start_mended(directory: Path, address: int | Path) -> Server:
+def start_mended(directory: Path, address: int | Path) -> Server:
     """Start the server; repair its append-only file first if the file was cut in the middle of a transaction."""
     executable = find_executable()
     _check_reads(executable, directory)
@@ -196,7 +173,6 @@ def _start(
     executable: str, directory: Path, address: int | Path, *, password: str, loads_cut_file: bool = False
 ) -> Server:
     """Start the server and return it when it answers. Raises ServerError."""
-    admin_password = secrets.token_hex(16)
     lock = _locked(directory / "redis.lock")
     try:
         process = subprocess.Popen(
@@ -210,8 +186,7 @@ def _start(
                 str(directory / "redis.log"),
                 *listening(address),
                 *LIMITS,
-                *user("default", password, refused=REFUSED),
-                *user(ADMIN, admin_password),
+                *only_user(password),
                 *("--aof-load-truncated", "yes" if loads_cut_file else "no"),
             ],
             stdin=subprocess.DEVNULL,
@@ -226,9 +201,7 @@ def _start(
         )
     finally:
         os.close(lock)
-    server = Server(
-        directory=directory, address=address, password=password, process=process, _admin_password=admin_password
-    )
+    server = Server(directory=directory, address=address, password=password, process=process)
     try:
         _wait_for_pong(server)
     except ServerError:

@@ -3,7 +3,6 @@
 import hashlib
 import secrets
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,7 +31,6 @@ REFUSED = (
 # connections: `start_private_server` prevents that. Redis's default of 10,000 clients is too few for thousands of
 # actors, which have several connections each; Redis lowers the number to what its limit of open files allows.
 LIMITS = ("--client-output-buffer-limit", "normal", "512mb", "64mb", "5", "--maxclients", "100000")
-ADMIN = "slipstream-admin"
 
 
 def port_and_password(config: Path) -> tuple[int, str]:
@@ -59,10 +57,10 @@ def listening(address: int | Path) -> list[str]:
     return ["--port", "0", "--unixsocket", str(address), "--unixsocketperm", "700"]
 
 
-def user(name: str, password: str, *, refused: Sequence[str] = ()) -> list[str]:
-    """The option for a user who may run every command except the refused ones. It contains only the password's hash."""
+def only_user(password: str) -> list[str]:
+    """The option for the only user, who may run every command but the refused. It contains only the password's hash."""
     hashed = hashlib.sha256(password.encode()).hexdigest()
-    return ["--user", name, "on", f"#{hashed}", "~*", "&*", "+@all", *(f"-{command}" for command in refused)]
+    return ["--user", "default", "on", f"#{hashed}", "~*", "&*", "+@all", *(f"-{command}" for command in REFUSED)]
 
 
 def redis_url(address: int | Path, *, credentials: str = "") -> str:

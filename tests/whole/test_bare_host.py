@@ -11,7 +11,7 @@ import pytest
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.common.transfer.model_folder import SHAPES
-from slipstream.replay.server.redis_server import Server
+from slipstream.tools.lab.loopback_server import Server
 from tests.processes import GUESS, MARK, Run
 from tests.tools.cli.verbs import slipstream
 from tests.whole.bare_host import BareHost

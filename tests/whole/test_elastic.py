@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.replay.server.redis_server import Server
+from slipstream.tools.lab.loopback_server import Server
 from tests.actors.host.metadata_service import MetadataService
 from tests.link import Link
 from tests.processes import GUESS, Process, Run, nothing_runs

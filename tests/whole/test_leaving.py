@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.processes import GUESS, Run
 
 SOON_S = 60.0  # a client that waited with all its patience would take twice as long

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import TENSORS, Even
 
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.learner.lead.test_metrics_page import explained
 from tests.processes import MARK, REPOSITORY, nothing_runs
 from tests.whole.test_own_names import write_files

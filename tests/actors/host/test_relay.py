@@ -30,8 +30,8 @@ from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.weights import Manifest, Offer, buffer_bytes, layout, sealed
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
 from slipstream.replay.fleet.fleet import Fleet, RunState
-from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
+from slipstream.tools.lab.loopback_server import start_server
 from slipstream.tools.run.actor_host import host_relay
 from slipstream.tools.see.fleet_tables import relays_table
 from tests.link import Link

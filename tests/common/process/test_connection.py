@@ -15,8 +15,9 @@ from slipstream.common.process.connection import (
     own_address,
     without_password,
 )
-from slipstream.replay.server.redis_server import Server, start_private_server
+from slipstream.replay.server.redis_server import start_private_server
 from slipstream.tools.cli.cli import main
+from slipstream.tools.lab.loopback_server import Server
 from tests.common.process.tls_front import certificate, tls_in_front_of
 from tests.replay.buffer.every_verb import play_every_verb
 

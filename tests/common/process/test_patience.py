@@ -14,7 +14,7 @@ import redis
 from slipstream.common.process import redis_retry
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
 from slipstream.common.process.redis_retry import RedisAway
-from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.tools.lab.loopback_server import Server, start_server
 from tests.proxy import Fault, Proxy
 from tests.waiting import wait_until
 

@@ -9,7 +9,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import MAX_REWARD, Outcome
 from slipstream.replay.records.keys import RunForgotten
 from slipstream.replay.records.ticket import InsertResult
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.records.attempts import Views, earning, leased, make_buffer, ticket
 
 

@@ -16,7 +16,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
-from slipstream.replay.server.redis_server import Server
+from slipstream.tools.lab.loopback_server import Server
 from tests.proxy import Fault, Nth, Proxy
 from tests.replay.records.attempts import Views, ids, leased, make_buffer, ticket
 

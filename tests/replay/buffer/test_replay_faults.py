@@ -16,7 +16,7 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
-from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.tools.lab.loopback_server import Server, start_server
 from slipstream.tools.lab.soak.cast import Cast
 from slipstream.tools.run.child import Child
 from tests.proxy import Fault, Nth, Proxy

@@ -12,7 +12,7 @@ from slipstream.common.process.wire import encode
 from slipstream.replay.fleet import fleet as fleet_module
 from slipstream.replay.fleet.fleet import MEMBER_TTL_S, Fleet, Member, RunState, UnknownRun
 from slipstream.replay.records.keys import key
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.buffer.every_verb import FACTS, MEMBER
 from tests.waiting import wait_until
 

@@ -25,10 +25,11 @@ from slipstream.replay.fleet.roles import _ACTORS_COMMANDS, Role, acl_rules, use
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ticket import InsertResult
-from slipstream.replay.server.redis_server import Server, find_executable, start_server
+from slipstream.replay.server.redis_server import find_executable
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.access.access_options import UsersOptions
 from slipstream.tools.cli.cli import main
+from slipstream.tools.lab.loopback_server import Server, start_server
 from tests.common.process.test_patience import Call
 from tests.replay.buffer.every_verb import FACTS, play_every_verb
 from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket

@@ -13,7 +13,8 @@ from slipstream.replay.fleet import fleet as fleet_module
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.server import redis_server
-from slipstream.replay.server.redis_server import find_executable, start_server
+from slipstream.replay.server.redis_server import find_executable
+from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.fleet.test_fleet import member
 from tests.replay.records.attempts import make_buffer, ticket
 from tests.waiting import wait_until

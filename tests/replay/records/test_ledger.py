@@ -31,7 +31,7 @@ from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import FencedOut, key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket, verdict_on
 from tests.replay.records.replay_model import Model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.connection import connect
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.stand_ins import aof_of, await_lease, books_of, log_of, make_cast, playing, views_of, wait_for_answers
 

@@ -15,7 +15,8 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.replay.server import redis_server
-from slipstream.replay.server.redis_server import Server, find_executable, start_server
+from slipstream.replay.server.redis_server import find_executable
+from slipstream.tools.lab.loopback_server import Server, start_server
 from slipstream.tools.lab.soak.cast import Cast
 from tests.link import POLL_S
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket

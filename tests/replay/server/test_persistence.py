@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.connection import connect
-from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.tools.lab.loopback_server import Server, start_server
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 from tests.stand_ins import aof_of
 

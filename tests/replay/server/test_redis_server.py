@@ -20,14 +20,9 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.server import redis_server as server_module
-from slipstream.replay.server.redis_server import (
-    Server,
-    find_executable,
-    password_of,
-    start_private_server,
-    start_server,
-)
+from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
 from slipstream.replay.server.redis_version import ServerError, Version, version_of
+from slipstream.tools.lab.loopback_server import start_server
 from tests.full_disk import largest_file
 from tests.stand_ins import aof_of, log_of
 from tests.waiting import wait_until
@@ -36,7 +31,7 @@ START_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from slipstream.common.process.connection import connect
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 
 server = start_server(Path(sys.argv[1]))
 connect(server.secret_url).set("kept", "yes")

@@ -13,9 +13,9 @@ from slipstream.common.config import suggestion
 from slipstream.common.config.config import key_paths, load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import _parser, main, parsed, setting
 from slipstream.tools.cli.verb_table import GROUPS, VERBS, called
+from slipstream.tools.lab.loopback_server import start_server
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.serve.serve_options import EnvsOptions

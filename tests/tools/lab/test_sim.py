@@ -11,7 +11,7 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.records import scripts
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from slipstream.tools.lab.sim.bugs import BUGS
 from slipstream.tools.lab.sim.schedule import FAULTS, RESTARTS, drawn, play, shrunk
 from slipstream.tools.lab.sim.sim import MOST_SEEDS, found

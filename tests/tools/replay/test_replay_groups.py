@@ -8,8 +8,8 @@ import redis
 from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.listing import find_group, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
+from slipstream.tools.lab.loopback_server import start_server
 from tests.learner.publisher.offers import empty_offer
 from tests.replay.records.attempts import make_buffer, ticket
 from tests.tools.replay.inspected import Inspected

@@ -16,13 +16,13 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import encode_trajectory
 from slipstream.replay.buffer.bulk import WINDOW
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
-from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.replay.server.redis_server import find_executable as find_redis
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.load.raw_socket import KEYS, RawSocket
 from slipstream.tools.lab.bench.load.replay_load import FRAME, GROUP_SIZE, NUM_TOKENS, TRAJECTORY, groups_of
+from slipstream.tools.lab.loopback_server import Server, start_server
 
 REPEATS = 11
 NUM_ITEMS = 512  # trajectories that each side moves in a repeat

@@ -25,7 +25,6 @@ from slipstream.actors.weights.receive import Receiver
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.transfer.chunk_server import ServerLimits
 from slipstream.common.transfer.weights import buffer_bytes, layout
-from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.deltas import Trace
@@ -46,6 +45,7 @@ from slipstream.tools.lab.bench.weights_stage import (
     publish_whole,
     wait,
 )
+from slipstream.tools.lab.loopback_server import start_server
 
 NUM_RELAYED, NUM_RELAYED_TENSORS, NUM_RELAYED_VERSIONS = 8, 4, 4
 NUM_VERSIONS = 100

@@ -13,7 +13,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.text.tokenizer import tokenizer_root
 from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.replay.fleet.fleet import RunFacts
-from slipstream.replay.server.redis_server import start_server
+from slipstream.tools.lab.loopback_server import start_server
 from slipstream.tools.run.prepare import load_tokenizer
 
 TIMEOUT_S = 300.0

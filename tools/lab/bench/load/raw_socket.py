@@ -4,7 +4,7 @@ import socket
 import time
 
 from slipstream.replay.buffer.bulk import WINDOW
-from slipstream.replay.server.redis_server import Server
+from slipstream.tools.lab.loopback_server import Server
 
 TIMEOUT_S = 60.0
 KEYS = [b"payload:%012d" % number for number in range(16)]
