@@ -106,7 +106,7 @@ class Broadcaster:
             len(sealed.actors),
             seconds,
         )
-        return Broadcasted(broadcast_s=seconds, num_receivers=len(sealed.actors))
+        return Broadcasted(broadcast_s=seconds)
 
     def _gather(self, invitation: Invitation) -> dict[str, Acknowledgement]:
         deadline = time.monotonic() + PREPARE_S

@@ -60,7 +60,6 @@ class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: a broadcast is complete."""
 
     broadcast_s: float  # of sending, without waiting for acknowledgements and without joining
-    num_receivers: int
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

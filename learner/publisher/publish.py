@@ -34,14 +34,12 @@ ANSWER_S = 30.0  # a running publisher answers in milliseconds; after this long 
 class PublishStats:
     """Counts and times of publishing so far."""
 
-    num_restarts: int = 0  # publisher processes that died and were replaced
     num_broadcasts: int = 0  # completed broadcasts
     served_bytes: int = 0  # pulled from the current process, up to its last announcement
     announced_version: int = -1  # the newest announced version
     num_bytes: int = 0  # of that version, for a receiver of the version before: its delta, or all weights
     copy_s: float = 0.0  # of the last publish: rank 0's part of what the learner waits for, to convert, gather and copy
     broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
-    num_receivers: int = 0  # of the last completed broadcast
 
 
 class Publisher:
@@ -168,7 +166,6 @@ class Publisher:
         log.warning("replacing the publisher process: %s; see %s", repr(error), self._log_path)
         self._end()
         self._start()
-        self._stats.num_restarts += 1
 
     def _await_slot(self) -> None:
         deadline = time.monotonic() + ANSWER_S
@@ -195,10 +192,9 @@ class Publisher:
                 self._stats.announced_version = version
                 self._stats.num_bytes = num_bytes
                 self._stats.served_bytes = served_bytes
-            case messages.Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
+            case messages.Broadcasted(broadcast_s=broadcast_s):
                 self._stats.num_broadcasts += 1
                 self._stats.broadcast_s = broadcast_s
-                self._stats.num_receivers = num_receivers
             case messages.Refused(reason=reason):
                 self._refusal = reason
 

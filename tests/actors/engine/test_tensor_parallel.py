@@ -106,7 +106,7 @@ def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_
     with closing(Publisher(settings, log_path=tmp_path / "publisher.log")) as publisher:
         offer = run(broadcast(bulletin, publisher, new))
         crossings, _ = run(refreshed_in_mid_generation(engine, offer))
-        run(until(lambda: publisher.stats.num_receivers == 1))
+        run(until(lambda: publisher.stats.num_broadcasts == 1))
         assert len(holders_of_received_weights(engine)) == 1, "a machine needs one host copy for all workers"
     for crossing in crossings:
         check_spans(crossing)

@@ -107,7 +107,7 @@ def test_a_publisher_process_outlives_garbage_on_its_port(redis_url: str, run_id
         assert bytes(receiver.receive(offer).numpy()) == flat_bytes(weights(1))
         publish_whole(publisher, weights(2), policy_version=2)
         wait_until(lambda: latest_version(bulletin) == 2, "version 2")
-        assert (publisher._process.pid, publisher.stats.num_restarts) == (pid, 0)
+        assert publisher._process.pid == pid
     receiver.close()
 
 

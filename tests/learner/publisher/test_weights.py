@@ -187,9 +187,9 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device
             assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
         wait_until(lambda: publisher.stats.announced_version == 2, "the report of both versions")
         wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
-        assert publisher.stats.num_receivers == 2
         sealed_groups = [plane.bulletin.sealed_group(number) for number in (1, 2)]
         assert [group and group.number for group in sealed_groups] == [1, 1], "the group is used again"
+        assert [group and group.actors for group in sealed_groups] == [["near0", "near1"]] * 2
 
         for tensors, why in (
             (weights(3)[1:], r"missing: \['embed'\]"),
@@ -232,7 +232,7 @@ def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(pl
         os.kill(second, signal.SIGKILL)
         publish_whole(publisher, weights(2), policy_version=2)  # before its death is noticed
         plane.wait_for(2)
-        assert publisher._process.pid != second and publisher.stats.num_restarts == 2
+        assert publisher._process.pid not in (first, second)
         with closing(Receiver(plane.info("a", "pull"))) as receiver:
             assert bytes(receiver.receive(plane.offer()).numpy()) == flat_bytes(weights(2))
     assert "slipstream-weights" not in Path("/proc/self/maps").read_text()

@@ -122,7 +122,7 @@ def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_ga
         poison(plane.client, plane.run_id, range(2, 20))
         arrives(2)
         arrives(3)
-        assert (publisher._process.pid, publisher.stats.num_restarts) == (pid, 0)
+        assert publisher._process.pid == pid
 
 
 def test_no_process_of_ours_opens_a_store_that_listens_everywhere() -> None:
