@@ -54,10 +54,6 @@ class EngineProcess:
             )
         self._connection = Connection(ours.detach())
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
     def send(self, order: orders.Order) -> None:
         """Send an order. Raises OSError if the process is gone."""
         self._connection.send_bytes(msgspec.msgpack.encode(order))
@@ -128,10 +124,6 @@ class VllmEngine:
 
     async def serving(self, policy_version: int) -> None:
         await self._served.reach(policy_version)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens` up to an end-of-turn token, `sampling.max_turn_tokens` or the end of the context.

@@ -70,4 +70,4 @@ async def test_after_its_close_every_call_says_so(engine: VllmEngine) -> None:
     with pytest.raises(EngineDied, match="close"):
         await engine.generate(PROMPT, ONES)
     await engine.close()
-    assert not psutil.pid_exists(engine.pid)
+    assert not psutil.pid_exists(engine._process._popen.pid)

@@ -59,12 +59,12 @@ def engine(policies: Policies, redis_server: Server, run_of_file: str) -> Iterat
 
 
 def workers_of(engine: VllmEngine) -> list[psutil.Process]:
-    return psutil.Process(engine.pid).children(recursive=True)
+    return psutil.Process(engine._process._popen.pid).children(recursive=True)
 
 
 def holders_of_received_weights(engine: VllmEngine) -> set[int]:
     """The pids of the engine's processes that keep received weights in host memory."""
-    pids = [engine.pid, *(worker.pid for worker in workers_of(engine))]
+    pids = [engine._process._popen.pid, *(worker.pid for worker in workers_of(engine))]
     files = [
         (pid, str(file.readlink())) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()
     ]
@@ -116,6 +116,6 @@ def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_
 def test_workers_end_with_an_engine_that_is_killed(engine: VllmEngine) -> None:
     workers = workers_of(engine)
     assert len(workers) >= 2
-    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(engine._process._popen.pid, signal.SIGKILL)
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive and len(gone) == len(workers)

@@ -214,11 +214,11 @@ async def test_a_request_behind_a_commit_has_new_weights(
     """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
     await keeping.generate(PROMPT * 16, ONES)
     await keeping.stage(server.offer(policies.models[1], policy_version=3))
-    os.kill(keeping.pid, signal.SIGSTOP)
+    os.kill(keeping._process._popen.pid, signal.SIGSTOP)
     generating = asyncio.create_task(keeping.generate(PROMPT * 16, ONES))
     committing = asyncio.create_task(keeping.commit(3))
     await asyncio.sleep(0)  # each has placed its order, in this sequence
-    os.kill(keeping.pid, signal.SIGCONT)
+    os.kill(keeping._process._popen.pid, signal.SIGCONT)
     await committing
     check_completion(await generating, policies.models[1], version=3, prompt=PROMPT * 16)
 
@@ -233,7 +233,7 @@ async def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmE
     """The last test of this engine."""
 
     async def kill() -> None:
-        os.kill(keeping.pid, signal.SIGKILL)
+        os.kill(keeping._process._popen.pid, signal.SIGKILL)
 
     assert await deaths_of(keeping, kill) == {"the engine process ended with exit code -9"}
     with pytest.raises(EngineDied, match="exit code -9"):
@@ -242,17 +242,17 @@ async def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmE
 
 def test_a_process_that_hangs_is_killed() -> None:
     process = EngineProcess()
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(process._popen.pid, signal.SIGSTOP)
     with pytest.raises(EngineDied, match="the engine process hangs: it has sent nothing for 2 s"):
         process.receive(timeout_s=2.0)
-    assert not psutil.pid_exists(process.pid)
+    assert not psutil.pid_exists(process._popen.pid)
 
 
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
     with pytest.raises(ValueError, match="max_model_len"):
         started(policies.folder, kv_policy="keep", process=process, model={"max_tokens": 1 << 20})
-    assert not psutil.pid_exists(process.pid)
+    assert not psutil.pid_exists(process._popen.pid)
 
 
 def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(policies: Policies) -> None:

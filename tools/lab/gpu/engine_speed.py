@@ -81,8 +81,9 @@ async def _ours(options: argparse.Namespace, begun: float) -> None:
         kv_cache_bytes=options.kv_bytes,
         max_episodes=options.at_once,
     )
-    engine = VllmEngine(EngineProcess(), settings)
-    print(json.dumps({"side": "ours", "start_s": round(time.monotonic() - begun, 1), "pid": engine.pid}), flush=True)
+    process = EngineProcess()
+    engine, pid = VllmEngine(process, settings), process._popen.pid
+    print(json.dumps({"side": "ours", "start_s": round(time.monotonic() - begun, 1), "pid": pid}), flush=True)
 
     await_turn(options.turn)
 
@@ -92,13 +93,13 @@ async def _ours(options: argparse.Namespace, begun: float) -> None:
 
     for turns in options.turns:
         lengths: dict[str, int] = {}
-        await _measured(options, turns, generate, lengths, process=psutil.Process(engine.pid))
+        await _measured(options, turns, generate, lengths, process=psutil.Process(pid))
         options.lengths.with_suffix(f".{turns}.json").write_text(json.dumps(lengths))
     if options.profile:
         py_spy, out = options.profile
         how = ["--nonblocking", "--duration", "4", "--rate", "250", "--format", "raw"]
-        spy = await asyncio.create_subprocess_exec(py_spy, "record", *how, "--output", out, "--pid", str(engine.pid))
-        await _measured(options, 1, generate, {}, process=psutil.Process(engine.pid))
+        spy = await asyncio.create_subprocess_exec(py_spy, "record", *how, "--output", out, "--pid", str(pid))
+        await _measured(options, 1, generate, {}, process=psutil.Process(pid))
         await spy.wait()
     await engine.close()
 
