@@ -11,7 +11,7 @@ from slipstream.common.process.connection import PASSWORD_FILE_VARIABLE, PASSWOR
 from slipstream.common.process.imported import is_own
 from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.roles import Role, user_of
-from slipstream.tools.access.access_options import FleetOption
+from slipstream.tools.access.access_users import FleetOption
 from slipstream.tools.run.host_command import host_settings
 from slipstream.tools.terminal.loopback import is_loopback
 

@@ -14,7 +14,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.records.ledger import STATES
-from slipstream.tools.access.access_options import FleetOption, UsersOptions
+from slipstream.tools.access.access_users import FleetOption, UsersOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions

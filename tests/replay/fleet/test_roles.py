@@ -27,7 +27,7 @@ from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import find_executable
 from slipstream.replay.server.redis_version import version_of
-from slipstream.tools.access.access_options import UsersOptions
+from slipstream.tools.access.access_users import UsersOptions
 from slipstream.tools.cli.cli import main
 from slipstream.tools.lab.loopback_server import Server, start_server
 from tests.common.process.test_patience import Call
