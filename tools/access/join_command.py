@@ -5,15 +5,17 @@ import shlex
 import sys
 from urllib.parse import SplitResult, quote, urlsplit
 
-from slipstream.common.config.config import Config
+from slipstream.common.config.config import Config, key_paths, value_of
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, shown
 from slipstream.common.process.imported import is_own
 from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.roles import Role, user_of
 from slipstream.tools.access.access_users import FleetOption
-from slipstream.tools.run.host_command import host_settings
 from slipstream.tools.terminal.loopback import is_loopback
+
+# The GPUs belong to one host, and the transport is given. All other settings of `actors` are taken over.
+NOT_TAKEN_OVER = ("actors.devices", "actors.transport")
 
 
 def join_command(config: Config, *, options: FleetOption) -> int:
@@ -28,6 +30,16 @@ def join_command(config: Config, *, options: FleetOption) -> int:
     for need in _needs(config, urlsplit(url)):
         print(need, file=sys.stderr)
     return 0
+
+
+def host_settings(config: Config, *, transport: str, redis_url: str) -> list[str]:
+    """The settings of `slipstream actors` on a host that has neither a configuration file nor the run's folder."""
+    settings, usual = {"redis.url": redis_url, "run.name": config.run.name, "actors.transport": transport}, Config()
+    for key in key_paths():
+        value = value_of(config, key)
+        if key.startswith("actors.") and key not in NOT_TAKEN_OVER and value != value_of(usual, key):
+            settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def _actors_url(config: Config, fleet: str) -> str:

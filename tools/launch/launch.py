@@ -22,7 +22,7 @@ from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.shutdown import LEAVE_S
 from slipstream.common.transfer.encryption import KEY_VARIABLE
-from slipstream.tools.run.host_command import host_settings
+from slipstream.tools.access.join_command import host_settings
 
 # In the current folder: the run's own folder may be on a volume that this machine does not mount.
 OWN = Path("launch")
