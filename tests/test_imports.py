@@ -82,7 +82,7 @@ def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
         "slipstream.tools.replay.group_edits",
         "slipstream.tools.replay.failure_table",
     ]
-    import_without("torch,vllm,transformers", [*verbs, *questions, "slipstream.tools.replay.audit_table"])
+    import_without("torch,vllm,transformers", [*verbs, *questions])
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engine_process() -> None:

@@ -234,7 +234,7 @@ VERBS = {
         arguments=FORCE,
     ),
     "replay audit": _question(
-        "audit_table:audit", "recount every group and trajectory, and report what contradicts the ledger", {}
+        "failure_table:audit", "recount every group and trajectory, and report what contradicts the ledger", {}
     ),
     "replay repair": _question(
         "group_edits:repair",
