@@ -6,8 +6,7 @@ from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.credit.gae import bi_level_gae, gae
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalised_rewards, penalties_of_turns
 from slipstream.learner.credit.reinforce_pp import standardised_over_batch
-from slipstream.learner.credit.token_credit import TokenCredit
-from slipstream.learner.credit.token_rewards import rewards_of_turns, tokens_of_turns
+from slipstream.learner.credit.token_rewards import TokenCredit, rewards_of_turns, tokens_of_turns
 from slipstream.learner.credit.vtrace import vtrace
 
 

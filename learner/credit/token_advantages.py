@@ -10,8 +10,7 @@ from slipstream.learner.credit.distillation import distillation
 from slipstream.learner.credit.measure import Measured, measured_trajectories
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
 from slipstream.learner.credit.reinforce_pp import reinforce_pp
-from slipstream.learner.credit.token_credit import TokenCredit
-from slipstream.learner.credit.token_rewards import Numbers, over_all_tokens
+from slipstream.learner.credit.token_rewards import Numbers, TokenCredit, over_all_tokens
 from slipstream.learner.credit.tree import tree
 from slipstream.replay.records.ticket import Group
 

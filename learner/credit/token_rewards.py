@@ -1,10 +1,11 @@
-"""The reward of each sampled token of a trajectory, by `objective.allocation`.
+"""Numbers of the sampled tokens of a trajectory: their rewards, by `objective.allocation`, and their credit.
 
 Every allocation conserves the return: the rewards of the tokens add up to those of the turns. Only sampled tokens are
 counted, turn after turn; tokens of the environment are not. All arithmetic is float64 on the host.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,15 @@ from jaxtyping import Float, Int
 from slipstream.common.records.trajectory import Trajectory
 
 Numbers = Float[np.ndarray, " _tokens"]  # one for each sampled token of an episode, in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCredit:
+    """Numbers for each sampled token of an episode, in order."""
+
+    advantages: Numbers
+    returns: Numbers | None = None  # the critic's targets; None without a critic
+    trained_from: int = 0  # the token of the episode before which no token is trained: a sibling trains those
 
 
 def rewards_of_turns(trajectory: Trajectory) -> Float[np.ndarray, " turns"]:

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Fork, Trajectory
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
-from slipstream.learner.credit.token_credit import TokenCredit
-from slipstream.learner.credit.token_rewards import tokens_of_turns
+from slipstream.learner.credit.token_rewards import TokenCredit, tokens_of_turns
 from slipstream.replay.records.ticket import Group
 
 

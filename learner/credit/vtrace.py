@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from slipstream.learner.credit.token_credit import TokenCredit
+from slipstream.learner.credit.token_rewards import TokenCredit
 
 
 def vtrace(
