@@ -11,14 +11,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.hint import hint_of
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord, Exchange
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.stretch import Stretch, play_stretch
 from slipstream.actors.search.tree_search import START, State
 from slipstream.common.records.trajectory import Trajectory
+
+# The lines of a hint, which shows failed attempts at a task to the policy.
+INTRODUCTION = "You have attempted this task before."
+REQUEST = "Attempt the task again from the start. Learn from these attempts."
+FAILED = "This attempt failed."
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +107,7 @@ class EpisodeTree:
         return reached
 
     async def revise(self, ends: Sequence[State]) -> State | None:
-        hint = hint_of([self._stretches[end].exchanges for end in ends])
+        hint = _hint_of([self._stretches[end].exchanges for end in ends])
         played = await self._play(START, num_turns=self._setup.allowance.max_turns, hint=hint)
         if played is None:
             return None
@@ -189,3 +193,16 @@ class EpisodeTree:
             success=record.success,
             value=await self._values(record) if self._values else None,
         )
+
+
+def _hint_of(attempts: Sequence[Sequence[Exchange]]) -> str:
+    """Every action of the attempts and its answer; "" without attempts."""
+    if not attempts:
+        return ""
+    parts = [INTRODUCTION]
+    for number, exchanges in enumerate(attempts, start=1):
+        parts.append(f"Attempt {number}:")
+        for exchange in exchanges:
+            parts += [f"> {exchange.action}", *(message.content for message in exchange.answer)]
+        parts.append(FAILED)
+    return "\n".join([*parts, REQUEST])

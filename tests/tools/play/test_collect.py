@@ -17,11 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.hint import FAILED, INTRODUCTION, REQUEST
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.host.act import make_setup
-from slipstream.actors.search.episode_tree import Collected, EpisodeTree
+from slipstream.actors.search.episode_tree import FAILED, INTRODUCTION, REQUEST, Collected, EpisodeTree
 from slipstream.actors.search.stretch import play_stretch
 from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, load_config
