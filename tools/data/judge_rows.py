@@ -1,4 +1,8 @@
-"""Marks the rows of `slipstream data` by a judge."""
+"""Marks the rows of `slipstream data` by a judge, whose answers are kept in a journal beside the result.
+
+Each is appended at once, with what was spent until then. So the same command continues after a failure: it asks nothing
+again, and its budget is not new.
+"""
 
 import asyncio
 import hashlib
@@ -8,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.process.output import appended
+from slipstream.common.process.wire import MALFORMED
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError
@@ -18,7 +25,6 @@ from slipstream.envhub.rewards.chat_client import ACTORS
 from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import check_keys, judge_of, parts_of
-from slipstream.tools.data.answer_journal import Entry, append_entry, entries_of
 
 MAX_OPEN = 256  # rows that are judged at a time; `max_concurrent` of a judge limits the requests
 # What may change without asking again.
@@ -86,6 +92,14 @@ def judged(rows: BinaryIO, judge: RowJudge, journal: Path) -> list[dict[str, flo
     return marks
 
 
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of the journal: the marks of a row, and what was spent until then."""
+
+    asked: str  # the digest of what the judge was shown, and of how it was asked
+    marks: dict[str, float]  # by name
+    spent: tuple[int, int, float]  # requests, tokens, money
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
     judge: RowJudge
@@ -115,20 +129,41 @@ class _Work:
             self.known[asked] = await self.judge.marks(messages, row["columns"])
             client = self.judge.judge.client
             spent = (client.num_requests, client.num_tokens, client.cost)
-            append_entry(self.journal, Entry(asked=asked, marks=self.known[asked], spent=spent))
+            entry = _Entry(asked=asked, marks=self.known[asked], spent=spent)
+            self.journal.write(msgspec.json.encode(entry) + b"\n")
+            self.journal.flush()
         self.marks[number] = self.known[asked]
 
 
 def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, dict[str, float]]:
     """The journal's marks under the judge's name, by what was asked; sets what it has spent. Raises ConfigError."""
     known = {}
-    for entry in entries_of(file, journal):
+    for entry in _entries_of(file, journal):
         if judge.name in entry.marks:
             known[entry.asked] = entry.marks
         client, (requests, tokens, cost) = judge.judge.client, entry.spent
         client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
         client.cost = max(client.cost, cost)
     return known
+
+
+def _entries_of(file: BinaryIO, path: Path) -> Iterator[_Entry]:
+    """Yield each entry of the journal in `file`. Raises ConfigError for a damaged line.
+
+    A last line that was cut off, as the process was killed, is removed.
+    """
+    file.seek(0)
+    start = 0
+    for number, line in enumerate(iter(file.readline, b""), start=1):
+        if not line.endswith(b"\n"):
+            file.truncate(start)
+            break
+        try:
+            entry = msgspec.json.decode(line, type=_Entry)
+        except MALFORMED as error:
+            raise ConfigError(f"{path}, line {number} is damaged: {error}; remove the line") from None
+        yield entry
+        start += len(line)
 
 
 def _episode(messages: list[dict[str, str]], columns: dict[str, Any]) -> Episode:
