@@ -33,9 +33,9 @@ def own_modules(config: EnvConfig) -> dict[str, str]:
     modules = {name.partition(":")[0] for name in names if is_own(name)} & sys.modules.keys()
     packages = {module.partition(".")[0] for module in modules} - {SLIPSTREAM}
     return {SLIPSTREAM: code_of(SHARED_ROOMS)} | {
-        name: digest
+        name: hashlib.sha256(file.read_bytes()).hexdigest()
         for name in sorted(sys.modules)
-        if name.partition(".")[0] in packages and (digest := _digest(name)) is not None
+        if name.partition(".")[0] in packages and (file := file_of(name))
     }
 
 
@@ -43,11 +43,6 @@ def file_of(module: str) -> Path | None:
     """The Python file of an imported module; None if it has none."""
     file = getattr(sys.modules[module], "__file__", None)
     return Path(file) if file and file.endswith(".py") else None
-
-
-def _digest(module: str) -> str | None:
-    file = file_of(module)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file else None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -66,7 +66,9 @@ def cached_folder(
                 puller = make_puller()
                 with contextlib.closing(puller):
                     for file in missing:
-                        _write(folder / file.name, _pulled(file.blob, puller, newest, timeout_s))
+                        pulled = _pulled(file.blob, puller, newest, timeout_s)
+                        with whole_file(folder / file.name) as target:
+                            target.write(pulled.data)
                 num_bytes = puller.counts.fetched_bytes
                 log.info("pulled %d files of the model, %.1f MB, into %s", len(missing), num_bytes / 1e6, folder)
     except OSError as error:
@@ -133,8 +135,3 @@ def _pulled(blob: Blob, puller: Puller, newest: Callable[[], Offer | None], time
             why = str(error)
             log.warning("could not pull a file of the model; trying again: %s", why)
             time.sleep(POLL_S)
-
-
-def _write(path: Path, data: Bytes) -> None:
-    with whole_file(path) as file:
-        file.write(data.data)

@@ -112,7 +112,8 @@ def read_tasks(path: Path) -> tuple[OsTask, ...]:
     """
     tasks: list[OsTask] = []
     reasons: list[str] = []
-    for file in _files(path):
+    files = [path] if path.is_file() else sorted(path.glob("*/*.json")) or sorted(path.glob("*.json"))
+    for file in files:
         read = read_json(file, list[_Item] | _Item)
         for number, item in enumerate(read if isinstance(read, list) else [read]):
             try:
@@ -125,10 +126,6 @@ def read_tasks(path: Path) -> tuple[OsTask, ...]:
     if reasons:
         log.warning("%s: left out %d of %d tasks: %s", path, len(reasons), len(tasks) + len(reasons), counted)
     return tuple(tasks)
-
-
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.glob("*/*.json")) or sorted(path.glob("*.json"))
 
 
 def _scripts_of(file: Path) -> Path:

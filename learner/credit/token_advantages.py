@@ -25,7 +25,8 @@ def sequences_with_advantages(
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     episodes = measured_trajectories(trajectories, objective=objective, measured=measured or Measured())
-    members = _members(groups, episodes)
+    remaining = iter(episodes)
+    members = [[next(remaining) for _ in group.trajectories] for group in groups]
     match objective.compares:
         case "siblings":
             found = _without_critic([each for group in members for each in grpo.grpo(group, objective)])
@@ -71,8 +72,3 @@ def _sequences(episode: MeasuredTrajectory, credit: TokenCredit) -> list[TokenSe
         returns=None if returns is None else over_all_tokens(trajectory, returns),
         trained_from=credit.trained_from,
     )
-
-
-def _members(groups: Sequence[Group], episodes: Sequence[MeasuredTrajectory]) -> list[list[MeasuredTrajectory]]:
-    remaining = iter(episodes)
-    return [[next(remaining) for _ in group.trajectories] for group in groups]

@@ -137,7 +137,8 @@ class Broadcaster:
             self._leave()
             deadline_s = longest_s
             number = invitation.number
-        backend = backend_of([_name_of(self._device), *(answer.device for answer in answers.values())])
+        own = str(torch.cuda.get_device_properties(self._device).uuid) if self._device.type == "cuda" else CPU
+        backend = backend_of([own, *(answer.device for answer in answers.values())])
         sealed = BroadcastGroup(
             number=number,
             backend=backend,
@@ -172,10 +173,6 @@ def backend_of(devices: Sequence[str]) -> str:
     `devices` has the UUID of each member's GPU, or cpu.
     """
     return "nccl" if CPU not in devices and len(set(devices)) == len(devices) else "gloo"
-
-
-def _name_of(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
 
 
 def _chunk_bytes(backend: str, device: torch.device) -> int:

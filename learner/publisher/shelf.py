@@ -68,7 +68,7 @@ class Shelf:
         """Serve the version taken from `slot`, as `manifest`. `delta` is its last delta, None if it has none."""
         with self._changed:
             newest = StoredVersion(slot=slot, manifest=manifest)
-            freed = self._free_newest()
+            freed = [Freed(slot=self.newest.slot)] if self.newest and self.newest is not self._anchor else []
             if manifest.anchor is None:
                 freed += self._free_previous()
                 self._previous, self._anchor = self._anchor, newest
@@ -96,10 +96,6 @@ class Shelf:
     def _free_pending(self) -> list[Freed]:
         overtaken, self._pending = self._pending, None
         return [Freed(slot=overtaken.slot)] if overtaken else []
-
-    def _free_newest(self) -> list[Freed]:
-        newest, self.newest = self.newest, None
-        return [Freed(slot=newest.slot)] if newest and newest is not self._anchor else []
 
     def _free_previous(self) -> list[Freed]:
         previous, self._previous = self._previous, None
