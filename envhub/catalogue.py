@@ -21,6 +21,7 @@ from slipstream.envhub.name_list import name_list
 
 NUM_TRAIN_TASKS = 100_000  # where their number is not known
 NUM_HELD_OUT = 32  # twice that are about 2 % of the episodes between two evaluations
+_signature = functools.cache(inspect.signature)  # each episode makes a new environment, and episodes are short
 
 ENVS: dict[str, str] = {
     "shop": "slipstream.envhub.shop.shop:ShopEnv",
@@ -197,11 +198,6 @@ def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> No
         if not fits:
             cure = "change it; in YAML, a text that is no word needs quotes"
             raise ValueError(f"`env.options.{name}` must be {_NOUNS[kind]}, got {value!r:.200}; {cure}")
-
-
-@functools.cache  # each episode makes a new environment, and episodes are short
-def _signature(make: Callable[..., object]) -> inspect.Signature:
-    return inspect.signature(make)
 
 
 def _imported(name: str) -> type[Env]:

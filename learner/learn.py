@@ -68,7 +68,10 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         joined.give_up()
         raise
     learner.progress = share(lead.with_fresh_version(learner.progress), Progress, ranks=ranks)
-    supply = None if isinstance(lead, Follower) else _supply(learner, lead)
+    supply = None
+    if not isinstance(lead, Follower):
+        first_group_id = learner.progress.next_group_id
+        supply = Supply(lead.train, config, first_group_id=first_group_id, refusals=lead.refusals, found=lead.found)
     versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher)
     try:
         return Training(learner=learner, lead=lead, versions=versions, supply=supply, shutdown=shutdown).run()
@@ -252,14 +255,4 @@ def _take_the_lead(learner: Learner, connections: Connections, published: Publis
         fence=learner.checkpoints.fence,
         flops=learner.flops,
         decode=lambda tokens: str(tokenizer.decode(tokens)),
-    )
-
-
-def _supply(learner: Learner, lead: Lead) -> Supply:
-    return Supply(
-        lead.train,
-        learner.config,
-        first_group_id=learner.progress.next_group_id,
-        refusals=lead.refusals,
-        found=lead.found,
     )

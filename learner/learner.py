@@ -177,7 +177,13 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     packs = [each.pack(sequences, context=ranks.context) for each in bins]
     clock.lap("pack")
     part = StepBatch.of(sequences, packs)
-    metrics = train_step(learner.models, part, settings=_step_settings(learner), ranks=ranks, clock=clock)
+    settings = StepSettings(
+        objective=config.objective,
+        max_lag=config.replay.max_lag,
+        max_grad_norm=config.optim.max_grad_norm,
+        critic_only=before.step < config.objective.critic_warmup_steps,
+    )
+    metrics = train_step(learner.models, part, settings=settings, ranks=ranks, clock=clock)
     if config.replay.archive and ranks.counts:
         record_tokens(
             learner.run_dir, batch, sequences, bins=bins, losses=metrics.losses, before=before, rank=ranks.rank
@@ -196,16 +202,6 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         tokens_trained=before.tokens_trained + sum(trajectory.num_own_tokens for trajectory in trajectories),
     )
     return metrics
-
-
-def _step_settings(learner: Learner) -> StepSettings:
-    config = learner.config
-    return StepSettings(
-        objective=config.objective,
-        max_lag=config.replay.max_lag,
-        max_grad_norm=config.optim.max_grad_norm,
-        critic_only=learner.progress.step < config.objective.critic_warmup_steps,
-    )
 
 
 def _measure(learner: Learner, sequences: Sequence[TokenSequence]) -> Measured:

@@ -23,6 +23,7 @@ PositiveShare = Annotated[float, Interval(gt=0, le=1)]
 ShareBelow1 = Annotated[float, Interval(ge=0, lt=1)]
 InnerShare = Annotated[float, Interval(gt=0, lt=1)]
 Port = Annotated[int, Interval(ge=0, le=65535)]
+_source = functools.cache(inspect.getsource)
 _HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
 
@@ -82,8 +83,3 @@ def _in_words(limits: dict[str, Any]) -> str:
     left = f"[{limits['ge']}" if "ge" in limits else f"({limits['gt']}"
     right = f"{limits['le']}]" if "le" in limits else f"{limits['lt']})"
     return f"in {left}, {right}"
-
-
-@functools.cache
-def _source(section: type) -> str:
-    return inspect.getsource(section)

@@ -8,7 +8,6 @@ import functools
 import inspect
 import json
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from slipstream.envhub.name_list import name_list
 from slipstream.envhub.swe.bug import Bug, draw_bug
 from slipstream.envhub.swe.functions import FUNCTIONS, RepoFunction
 
+_source = functools.cache(inspect.getsource)
 NUM_SHOWN, NUM_JUDGING = 3, 8  # calls of each function
 FUNCTIONS_PER_FILE = 4
 ADJECTIVES = name_list(
@@ -88,11 +88,6 @@ def draw_repo(rng: random.Random, *, split: str, package: str, num_files: int, n
             for name in entries
         },
     )
-
-
-@functools.cache
-def _source(function: Callable[..., Any]) -> str:
-    return inspect.getsource(function)
 
 
 def _draw_functions(rng: random.Random, module: str) -> list[RepoFunction]:
