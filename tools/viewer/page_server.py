@@ -56,7 +56,7 @@ def make_app(pages: ArchivePages, front: Callable[[], str]) -> web.Application:
             return json.dumps(read(), allow_nan=False)
 
         try:
-            return _json(await asyncio.get_running_loop().run_in_executor(reader, encoded))
+            return web.json_response(text=await asyncio.get_running_loop().run_in_executor(reader, encoded))
         except (NotRecorded, ConfigError) as error:
             return _refused(str(error), status=404 if isinstance(error, NotRecorded) else 409)
 
@@ -92,11 +92,7 @@ def make_app(pages: ArchivePages, front: Callable[[], str]) -> web.Application:
 
 
 def _refused(why: str, *, status: int) -> web.Response:
-    return _json(json.dumps({"error": why}), status=status)
-
-
-def _json(text: str, *, status: int = 200) -> web.Response:
-    return web.Response(text=text, content_type="application/json", status=status)
+    return web.json_response({"error": why}, status=status)
 
 
 @web.middleware
