@@ -77,7 +77,6 @@ def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
         "slipstream.tools.run.train",
     ]
     questions = [
-        "slipstream.tools.replay.questions",
         "slipstream.tools.replay.groups",
         "slipstream.tools.replay.group_edits",
         "slipstream.tools.replay.failure_table",
