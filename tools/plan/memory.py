@@ -16,7 +16,6 @@ from slipstream.actors.engine.shadow_memory import (
 )
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.publisher.messages import NUM_SLOTS
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.run.devices import Split
 
@@ -38,21 +37,6 @@ class EngineMemory:
     def num_tokens(self) -> int:
         """The tokens whose keys and values fit."""
         return max(0, self.kv_bytes) // self.kv_token_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostMemory:
-    """The host of the learner, in bytes."""
-
-    loading_bytes: int  # rank 0 reads the folder
-    publishing_bytes: int  # the slots that the learner shares with its publisher
-    checkpoint_bytes: int  # the copy that is written in the background, of all ranks
-    offloaded_bytes: int  # weights and moments of all ranks
-
-    @property
-    def peak_bytes(self) -> int:
-        kept = self.publishing_bytes + self.checkpoint_bytes + self.offloaded_bytes
-        return max(self.loading_bytes + self.offloaded_bytes, kept)
 
 
 def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int, beside_bytes: int = 0) -> EngineMemory:
@@ -103,17 +87,6 @@ def kv_beside_learner(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> 
 def learner_memory(step: MeasuredStep) -> int:
     """The bytes that a rank of the learner takes of its GPU."""
     return max(step.step_peak_bytes, step.loading_peak_bytes) + LEARNER_RESERVE_BYTES
-
-
-def host_memory(config: Config, step: MeasuredStep) -> HostMemory:
-    """The memory of the learner's host; with several `learner.hosts`, of the one with rank 0."""
-    ranks = config.learner.ranks_per_host
-    return HostMemory(
-        loading_bytes=step.loading_host_bytes,
-        publishing_bytes=NUM_SLOTS * step.published_bytes,
-        checkpoint_bytes=3 * step.trained_bytes * ranks,
-        offloaded_bytes=step.offloaded_bytes * ranks,
-    )
 
 
 def problems(config: Config, step: MeasuredStep, split: Split | None, *, gpu_bytes: int) -> list[str]:

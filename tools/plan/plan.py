@@ -12,6 +12,7 @@ from slipstream.actors.engine.shadow_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.rewards.part import reward_parts
+from slipstream.learner.publisher.messages import NUM_SLOTS
 from slipstream.tools.plan.fake_cuda import checked_compiler
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.plan.memory import (
@@ -19,7 +20,6 @@ from slipstream.tools.plan.memory import (
     EngineMemory,
     engine_memory,
     gib,
-    host_memory,
     kv_beside_learner,
     learner_memory,
     problems,
@@ -50,7 +50,7 @@ def plan(config: Config, options: PlanOptions) -> int:
         config.actors.kv_cache_bytes = kv_beside_learner(config, step, gpu_bytes=gpu_bytes)  # as `up` chooses it
     engine = engine_memory(config, step, gpu_bytes=gpu_bytes, beside_bytes=beside_bytes)
     print_table("Actors: on each GPU of an engine", _engine_rows(config, engine, gpu_bytes=gpu_bytes))
-    print_table("Host of the learner", _host_rows(config, step))
+    print_table("Host of the learner", host_rows(config, step))
     if split:
         print_table("GPUs", {"split": str(split)})
     found = problems(config, step, split, gpu_bytes=gpu_bytes)
@@ -144,13 +144,16 @@ def _engine_rows(config: Config, engine: EngineMemory, *, gpu_bytes: int) -> dic
     }
 
 
-def _host_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
-    host = host_memory(config, step)
+def host_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
+    """The memory of the learner's host; with several `learner.hosts`, of the one with rank 0."""
+    ranks = config.learner.ranks_per_host
+    publishing, checkpoint = NUM_SLOTS * step.published_bytes, 3 * step.trained_bytes * ranks
+    offloaded = step.offloaded_bytes * ranks
     return {
-        "loading (rank 0 reads the folder)": gib(host.loading_bytes),
-        "publishing": gib(host.publishing_bytes),
-        "a checkpoint that is being written, its ranks": gib(host.checkpoint_bytes),
-        "offloaded, its ranks": gib(host.offloaded_bytes),
-        "at the peak": gib(host.peak_bytes),
+        "loading (rank 0 reads the folder)": gib(step.loading_host_bytes),
+        "publishing": gib(publishing),
+        "a checkpoint that is being written, its ranks": gib(checkpoint),
+        "offloaded, its ranks": gib(offloaded),
+        "at the peak": gib(offloaded + max(step.loading_host_bytes, publishing + checkpoint)),
         "bytes of a publish": f"{gib(step.published_bytes)} to an actor without the version before; else a delta",
     }

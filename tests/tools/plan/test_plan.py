@@ -12,8 +12,8 @@ from slipstream.actors.engine.shadow_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.plan.measured_step import MeasuredStep
-from slipstream.tools.plan.memory import LEARNER_RESERVE_BYTES, engine_memory, host_memory, kv_beside_learner, problems
-from slipstream.tools.plan.plan import plan
+from slipstream.tools.plan.memory import LEARNER_RESERVE_BYTES, engine_memory, kv_beside_learner, problems
+from slipstream.tools.plan.plan import host_rows, plan
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.run.devices import Split
 from tests.learner.model.model_configs import CONFIGS
@@ -149,11 +149,11 @@ def test_beside_a_kv_cache_of_a_given_size_a_shadow_is_counted_if_it_leaves_a_te
 
 
 def test_the_host_has_slots_for_versions_and_a_copy_of_what_is_trained() -> None:
-    host = host_memory(settings("learner.ranks=2"), STEP)
-    assert host.publishing_bytes == 4 * 20 * GIB
-    assert host.checkpoint_bytes == 2 * 3 * 5 * GIB
-    assert host.peak_bytes == 110 * GIB
-    assert host_memory(settings("learner.ranks=4", "learner.hosts=2"), STEP) == host  # of each of them
+    rows = host_rows(settings("learner.ranks=2"), STEP)
+    assert rows["publishing"] == "80.0 GiB"  # 4 slots
+    assert rows["a checkpoint that is being written, its ranks"] == "30.0 GiB"
+    assert rows["at the peak"] == "110.0 GiB"
+    assert host_rows(settings("learner.ranks=4", "learner.hosts=2"), STEP) == rows  # of each of them
 
 
 def test_what_fits_has_no_problem() -> None:
