@@ -126,7 +126,7 @@ def calibrate(config: Config) -> Calibration:
         num_cores=num_cores,
         steps_per_hour=3600 * len(steps) / lasted_s,
         tokens_per_s=produced * num_tokens / lasted_s,
-        lag=_mean(steps, "lag/mean"),
+        lag=statistics.fmean([record["lag/mean"] for record in steps if "lag/mean" in record] or [0.0]),
     )
 
 
@@ -265,8 +265,3 @@ def _archived(config: Config, run_dir: RunDir, steps: Collection[int]) -> list[A
 
 def _growth(steps: Sequence[Record], name: str) -> float:
     return steps[-1].get(name, 0.0) - steps[0].get(name, 0.0)
-
-
-def _mean(steps: Sequence[Record], name: str) -> float:
-    values = [record[name] for record in steps if name in record]
-    return statistics.fmean(values) if values else 0.0

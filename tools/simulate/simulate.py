@@ -34,14 +34,7 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     print(_measured(facts))
     rows = []
     for num_actors in [int(number) for number in options.actors] or [facts.num_actors]:
-        world = World(
-            config,
-            facts,
-            num_actors=num_actors,
-            learner_speed=options.learner_speed,
-            preemptions_per_hour=options.preemptions_per_hour,
-        )
-        outcome = world.run()
+        outcome = World(config, facts, num_actors=num_actors, options=options).run()
         limit = limit_of(outcome, facts, num_actors=num_actors)
         rows.append([str(num_actors), *_row(outcome, again, facts), limit])
     print_rows(COLUMNS, rows)

@@ -20,6 +20,7 @@ from slipstream.common.config.config import Config
 from slipstream.learner.supply.haste import Haste
 from slipstream.tools.simulate.calibration import Calibration, PlayedTurn
 from slipstream.tools.simulate.outcome import Outcome, Tally
+from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.simulate.simulated_engine import Host, SimulatedEngine, TokenTime
 
 Process = Generator[simpy.Event, Any, None]
@@ -79,14 +80,13 @@ class World:
         facts: Calibration,
         *,
         num_actors: int,
-        learner_speed: float = 1.0,  # of what was measured
-        preemptions_per_hour: float = 0.0,  # of one actor; its episodes continue elsewhere
+        options: SimulateOptions | None = None,
         num_steps: int = NUM_STEPS,
     ) -> None:
         self._env = simpy.Environment()
         self._config, self._facts, self._replay = config, facts, config.replay
         self._num_actors, self._last_step = num_actors, WARM_UP_STEPS + num_steps
-        self._learner_speed, self._losses_per_s = learner_speed, preemptions_per_hour / 3600
+        self._options = options or SimulateOptions()
         self._random = random.Random(config.run.seed)
         self._queue = simpy.Store(self._env)
         self._num_leased = 0
@@ -132,7 +132,8 @@ class World:
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
             self._count(batch)
-            yield self._learner.generate(self._random.choice(self._facts.step_times).of(scale) / self._learner_speed)
+            step_s = self._random.choice(self._facts.step_times).of(scale)
+            yield self._learner.generate(step_s / self._options.learner_speed)
             self._version += 1
             self._env.process(self._publish(self._version))
 
@@ -236,9 +237,9 @@ class World:
         """Keep one actor running: each life ends by chance, and another begins after a while."""
         while True:
             actor = self._begin_actor()
-            if not self._losses_per_s:
+            if not self._options.preemptions_per_hour:
                 return
-            yield self._env.timeout(self._random.expovariate(self._losses_per_s))
+            yield self._env.timeout(self._random.expovariate(self._options.preemptions_per_hour / 3600))
             self._end_actor(actor)
             yield self._env.timeout(RESTART_S)
 

@@ -72,7 +72,9 @@ def world(
     config = settings(**{"groups_per_step": 1, "group_size": 1, "target_lag": 0} | replay)
     config.actors.max_episodes, config.actors.price_per_hour = max_episodes, price
     config.eval.every, config.run.seed = eval_every, seed
-    return World(config, facts, **{"num_actors": 1} | of_world)  # type: ignore[arg-type]
+    chosen = {key: of_world.pop(key) for key in list(of_world) if hasattr(SimulateOptions, key)}
+    options = SimulateOptions(**chosen)  # type: ignore[arg-type]
+    return World(config, facts, options=options, **{"num_actors": 1} | of_world)  # type: ignore[arg-type]
 
 
 def outcome(facts: Calibration = FACTS, **changes: float) -> Outcome:
