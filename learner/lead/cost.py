@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from slipstream.replay.fleet.fleet import Member
 from slipstream.replay.records.ledger import Ledger
@@ -22,8 +21,10 @@ class ActorCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """The cost of a run so far, without the learner's own machines."""
+    """The cost of a run so far, without the learner's own machines; a part of `summary.json`."""
 
+    dollars: float
+    dollars_per_million_tokens: float | None  # None if nothing has been trained yet, or if no actor has a price
     shares: list[ActorCost]
     dollars_per_hour: float  # of the actors that serve now
     spot_dollars_per_hour: float  # of those among them that are spot instances
@@ -31,20 +32,6 @@ class Cost:
     wasted_tokens: dict[str, int]
     """Prompt and sampled tokens that were not trained on, by reason. Dropped trajectories and discarded parts of
     episodes have the reason of the drop. "preempted" are tokens of actors that have left, without the other two."""
-
-    @property
-    def dollars(self) -> float:
-        return sum(share.dollars for share in self.shares)
-
-    @property
-    def dollars_per_million_tokens(self) -> float | None:
-        """Dollars per million trained tokens; None if nothing has been trained yet, or if no actor has a price."""
-        return self.dollars / (self.tokens_trained / 1e6) if self.dollars and self.tokens_trained else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The cost as JSON-compatible values."""
-        totals = {"dollars": self.dollars, "dollars_per_million_tokens": self.dollars_per_million_tokens}
-        return totals | asdict(self)
 
 
 def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledger, tokens_trained: int) -> Cost:
@@ -68,7 +55,10 @@ def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledg
         kind, _, reason = account.partition(":")
         if kind in ("dropped", "discarded"):
             wasted[reason] += tokens
+    dollars = sum(share.dollars for share in shares.values())
     return Cost(
+        dollars=dollars,
+        dollars_per_million_tokens=dollars / (tokens_trained / 1e6) if dollars and tokens_trained else None,
         shares=sorted(shares.values(), key=lambda share: -share.dollars),
         dollars_per_hour=dollars_per_hour,
         spot_dollars_per_hour=of_spot,

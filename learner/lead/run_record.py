@@ -179,7 +179,7 @@ class RunRecord:
                 "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
             },
             "produced": dataclasses.asdict(newest) if newest else None,
-            "cost": self._cost(ledger, census).to_dict(),
+            "cost": dataclasses.asdict(self._cost(ledger, census)),
             "first_reward_s": tally.first_reward_s,
             "wall_s": wall_s,
             "run_dir": str(self._run_dir.path),

@@ -7,15 +7,9 @@ import msgspec
 from slipstream.common.process.headline import Headline, interval, wilson
 from slipstream.common.process.output import read_json
 from slipstream.common.process.run_dir import RunDir
+from slipstream.learner.lead.cost import Cost
 from slipstream.learner.lead.tally import EvalDuring, EvalResult
 from slipstream.replay.records.ledger import Ledger
-
-
-class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
-    dollars: float
-    dollars_per_million_tokens: float | None
-    tokens_trained: int
-    wasted_tokens: dict[str, int]
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +26,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
     lag: dict[str, int]
     tokens_per_s: Speed
-    cost: CostSummary
+    cost: Cost
     first_reward_s: float | None
     wall_s: float
 

@@ -89,7 +89,8 @@ def test_what_is_shown_by_the_clock_is_written_by_the_clock() -> None:
     metrics, books = Metrics(), ledger_of({b"dropped:too_old": b"1", b"failed:env_failure": b"1"})
     add_fleet(metrics, ledger=books, actors=[MEMBER])
     share = ActorCost(instance_kind="spot", price_per_hour=1.0, dollars=1.0)
-    prices = {"dollars_per_hour": 1.0, "spot_dollars_per_hour": 1.0}
+    names = ("dollars", "dollars_per_million_tokens", "dollars_per_hour", "spot_dollars_per_hour")
+    prices = dict.fromkeys(names, 1.0)
     add_cost(metrics, Cost(shares=[share], **prices, tokens_trained=1, wasted_tokens={"too_old": 1}))
     by_the_clock = {name for name in emitted() if place_of(name.replace("<>", "x")) is None}
     written = {re.sub(r"(total_dropped|total_failed|wasted_tokens)_\w+", r"\1_<>", name) for name in metrics.means()}

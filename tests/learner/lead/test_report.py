@@ -275,7 +275,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         "fleet/wasted_tokens_poison": 8.0,
         "fleet/wasted_tokens_preempted": 25.0,
     }
-    assert cost.to_dict()["shares"] == [
+    assert dataclasses.asdict(cost)["shares"] == [
         {"instance_kind": "spot", "price_per_hour": price, "num_actors": 1, "hours": hours, "dollars": 1.0}
         for price, hours in ((2.0, 0.5), (4.0, 0.25))
     ]
@@ -286,7 +286,7 @@ def test_without_prices_there_is_no_cost() -> None:
     serving = [member("a", served_s=1800)]
     cost = cost_of(serving, alive=serving, ledger=NO_BOOKS, tokens_trained=500_000)
     add_cost(metrics, cost)
-    assert metrics.means() == {} and cost.to_dict()["dollars_per_million_tokens"] is None
+    assert metrics.means() == {} and cost.dollars_per_million_tokens is None
 
 
 def test_the_fleet_is_its_actors() -> None:

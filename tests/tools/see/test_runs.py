@@ -27,7 +27,8 @@ SUMMARY = {
     "lag": {"0": 32},
     "tokens_per_s": {"generated": 1.0, "trained": 1.0},
     "produced": None,
-    "cost": {"dollars": 1.25, "dollars_per_million_tokens": None, "tokens_trained": 10, "wasted_tokens": {}},
+    "cost": {"dollars": 1.25, "dollars_per_million_tokens": None, "tokens_trained": 10, "wasted_tokens": {}}
+    | {"shares": [], "dollars_per_hour": 0.0, "spot_dollars_per_hour": 0.0},
     "first_reward_s": 1.0,
     "wall_s": 2.0,
     "run_dir": "runs/NAME",
