@@ -161,7 +161,7 @@ class _Call:
             conversation = labelled(line.row, conversation)
         conversation = described(conversation)
         row = _row(conversation, line.row, source=f"{path.name}:{line.number}")
-        columns = self.judge.columns if self.judge else []
+        columns = sorted(self.judge.judge.columns) if self.judge else []  # that it sees beside the conversation
         if missing := [name for name in columns if line.row.get(name) is None]:
             raise BadRow(f"no column {', '.join(missing)} to show to the judge")
         shown = {name: line.row[name] for name in columns}

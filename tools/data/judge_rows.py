@@ -42,15 +42,6 @@ class RowJudge:
     key: str  # in its file
     settings: str  # what its marks depend on
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns that the judge sees beside the conversation."""
-        return sorted(self.judge.columns)
-
-    async def marks(self, messages: list[dict[str, str]], columns: dict[str, Any]) -> dict[str, float]:
-        """The mark of a row, by name. Raises EnvError without one."""
-        return {self.name: (await self.judge(_episode(messages, columns))).value}
-
 
 def read_judge(path: Path) -> RowJudge:
     """Read the file of `--judge`: one name, with the settings of a judge. Raises ConfigError."""
@@ -126,8 +117,9 @@ class _Work:
         text = json.dumps([self.judge.settings, messages, row["columns"]], sort_keys=True)
         asked = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         if asked not in self.known:
-            self.known[asked] = await self.judge.marks(messages, row["columns"])
-            client = self.judge.judge.client
+            judge = self.judge.judge
+            self.known[asked] = {self.judge.name: (await judge(_episode(messages, row["columns"]))).value}
+            client = judge.client
             spent = (client.num_requests, client.num_tokens, client.cost)
             entry = _Entry(asked=asked, marks=self.known[asked], spent=spent)
             self.journal.write(msgspec.json.encode(entry) + b"\n")
