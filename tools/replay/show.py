@@ -1,6 +1,7 @@
 """`slipstream replay show`: show the members of a group, or one trajectory turn by turn."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -46,21 +47,16 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
     turns = []
     for turn, text in zip(trajectory.turns, texts, strict=True):
         spans = [span for span in trajectory.version_spans if span.start < turn.stop and span.stop > turn.start]
+        recorded = msgspec.structs.asdict(turn)
+        start, stop = recorded.pop("start"), recorded.pop("stop")
         turns.append(
             {
-                "prompt": text.prompt,
-                "action": text.action,
-                "new_branch": text.new_branch,
-                "num_tokens": turn.stop - turn.start,
-                "state_key": turn.state_key,
-                "rewards": turn.rewards,
+                **asdict(text),  # prompt, action, new_branch
+                **recorded,
+                "num_tokens": stop - start,
                 "policy_versions": sorted({span.policy_version for span in spans}),
-                "logprob_mean": float(logprobs[turn.start : turn.stop].mean()),
-                "logprob_min": float(logprobs[turn.start : turn.stop].min()),
-                "valid_action": turn.valid_action,
-                "finish_reason": turn.finish_reason,
-                "generate_s": turn.generate_s,
-                "env_s": turn.env_s,
+                "logprob_mean": float(logprobs[start:stop].mean()),
+                "logprob_min": float(logprobs[start:stop].min()),
             }
         )
     return member_facts(trajectory) | {

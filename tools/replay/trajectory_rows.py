@@ -16,7 +16,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.rows.row_source import Row
-from slipstream.common.text.transcript import Fidelity, Transcriber
+from slipstream.common.text.transcript import Fidelity, Transcriber, TurnText
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.data.row_files import rows_to, write_rows
 from slipstream.tools.replay.run_records import RecordedGroup, RunRecords
@@ -81,7 +81,7 @@ def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step
         "score": trajectory.score,
         "success": trajectory.success,
         "fidelity": read.fidelity.value,
-        "segments": _segments(transcriber, trajectory) if unread else None,
+        "segments": _segments(read.turns) if unread else None,
         "run_id": trajectory.run_id,
         "task": trajectory.task.task_id,
         "group_id": trajectory.group_id,
@@ -111,9 +111,9 @@ def _rows(
                 yield row
 
 
-def _segments(transcriber: Transcriber, trajectory: Trajectory) -> list[dict[str, str]]:
+def _segments(turns: Iterable[TurnText]) -> list[dict[str, str]]:
     return [
         {"kind": kind, "text": text}
-        for turn in transcriber.turns(trajectory)
+        for turn in turns
         for kind, text in (("prompt", turn.prompt), ("action", turn.action))
     ]
