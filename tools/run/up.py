@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -81,7 +81,7 @@ def up(config: Config, *, resume: bool, dry_run: bool, trackers: Sequence[str] =
             # Actors may join before the learner: they must neither leave at once, nor take its former settings or code.
             Fleet(connect_or_explain(config.redis.url), config.run.name).forget_run()
         write_whole(run_dir.config, dump_config(config))
-        processes = _processes(config, run_dir, trackers, server=server, env_hosts=env_hosts)
+        processes = replace(_processes(config, run_dir, trackers), server=server, env_hosts=env_hosts)
         return training(run_dir, lambda: _supervise(config, run_dir, processes, shutdown))
 
 
@@ -144,8 +144,8 @@ class _Processes:
     judges: list[Child]  # one, if the rewards need its process
     tensorboard: Child
     trackers: list[Child]
-    server: Server | None  # None if the user runs one
-    env_hosts: Sequence[Child]
+    server: Server | None = None  # None if the user runs one
+    env_hosts: Sequence[Child] = ()
 
     @property
     def all(self) -> list[Child]:
@@ -153,14 +153,7 @@ class _Processes:
         return [self.learner, self.actors, *self.judges, self.tensorboard, *self.trackers]
 
 
-def _processes(
-    config: Config,
-    run_dir: RunDir,
-    trackers: Sequence[str],
-    *,
-    server: Server | None = None,
-    env_hosts: Sequence[Child] = (),
-) -> _Processes:
+def _processes(config: Config, run_dir: RunDir, trackers: Sequence[str]) -> _Processes:
     settings, devices, entries = str(run_dir.config), split_devices(config, visible_devices()), config.env.entries()
     charts = ["--logdir", str(run_dir.tensorboard), "--host", "127.0.0.1", "--port", str(free_port(TENSORBOARD_PORT))]
     needs_judge = judged_envs(entries) and not actors_judge(reward_parts(entries).values())
@@ -178,8 +171,6 @@ def _processes(
             "tensorboard", [sys.executable, "-P", "-m", "tensorboard.main", *charts, "--reload_interval", "5"]
         ),
         trackers=[child(to, verb_command("track", settings, "--to", to)) for to in trackers],
-        server=server,
-        env_hosts=env_hosts,
     )
 
 
