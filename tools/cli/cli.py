@@ -173,7 +173,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("-h", "--help", action=_Help, nargs="?", metavar="TOPIC", help=what)
     parser.set_defaults(verb=name, resume=None, replay_archive=None, road="")
     given = [parser.add_argument(flag, **how).dest for flag, how in verb.arguments.items()]
-    parser.set_defaults(given=[*given, "numbers"] if verb.operands else given)
+    parser.set_defaults(given=[*given, *(["numbers"] if verb.operands else ["runs"] if verb.of_runs else [])])
     if verb.own is not None:
         add_options(parser, verb.own)
     named = "NAME" if verb.joins or verb.of_runs else "config.yaml"

@@ -142,14 +142,14 @@ class Verb:
     function: str  # `module:name`, imported when the verb is called: `slipstream top` must not wait seconds for torch
     settings: tuple[str, ...]  # keys, and sections, that the verb reads itself or passes on
     options: Callable[[argparse.Namespace], dict[str, Any]] | None = None
-    """The keyword arguments of the function; None: what `arguments` and `operands` name, as they are."""
+    """The keyword arguments of the function; None: what `arguments`, `operands` and `of_runs` name, as they are."""
     summary: str = ""  # of a verb of two words; GROUPS has that of the others
     own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
     arguments: Arguments = field(default_factory=dict)  # of its own; those without a dash come first
     operands: str = ""  # numbers, which become `numbers`: those in [brackets] are optional, "..." is more of the last
     joins: bool = False  # about a run, by NAME or run.name: without a YAML file it uses the configuration of the run
     plays: bool = False  # with the run's trained model, not with its initial one
-    of_runs: bool = False  # about one or several runs by NAME, which it looks up itself
+    of_runs: bool = False  # about one or several runs by NAME, which become `runs`: it looks them up itself
     loads_model: bool = False  # `model.path` may be a Hub id
     moves_weights: bool = False  # by `weights.key_file`, which must be readable
     has_stages: bool = False  # its file may name stages, which share the settings
@@ -228,7 +228,6 @@ VERBS = {
     "view": Verb(
         "slipstream.tools.viewer.viewer:view",
         ("run.name", "run.root", "model.path"),
-        lambda given: {"runs": given.runs, "force": given.force},
         own=ViewOptions,
         of_runs=True,
         arguments=FORCE,
@@ -349,9 +348,8 @@ VERBS = {
     "access users": Verb(
         "slipstream.tools.access.access_users:users",
         ("run.name",),
-        lambda given: {"runs": given.runs},
-        "print commands that create one Redis user per role: `slipstream access users NAME | redis-cli`",
-        UsersOptions,
+        summary="print commands that create one Redis user per role: `slipstream access users NAME | redis-cli`",
+        own=UsersOptions,
         of_runs=True,
     ),
     "access join": Verb(
