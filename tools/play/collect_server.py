@@ -119,7 +119,7 @@ async def play_served(
     journal: Journal,
 ) -> int:
     """Play each task `replay.group_size` times, except for what `journal` has; return the number of failures."""
-    setup, form = served_setup(config, server, tokenizer), reply_form(tokenizer)
+    setup = served_setup(config, server, tokenizer)
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens)
     attempts = [
         attempt_at(config, setup, task, sampling, group_id=group_id, member=member)
@@ -132,8 +132,8 @@ async def play_served(
 
     async def play(attempt: Attempt) -> int:
         record = EpisodeRecord(attempt=attempt)
-        sampler = Served(server=server, record=record, setup=setup, form=form)
         async with room:
+            sampler = Served(server=server, record=record, setup=setup)
             try:
                 played = await play_stretch(record, setup=setup, num_turns=config.env.max_turns, sampler=sampler)
             except EpisodeFailed as error:
@@ -186,8 +186,11 @@ class Served(Sampler):
     server: ChatServer
     record: EpisodeRecord
     setup: EpisodeSetup
-    form: ReplyForm
+    form: ReplyForm = field(init=False)
     answers: list[str] = field(default_factory=list)  # so far, without thoughts: a server gets none back
+
+    def __post_init__(self) -> None:
+        self.form = reply_form(self.setup.tokenizer)
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Return the server's answer to the conversation, with its thought before it. Raises EngineError."""

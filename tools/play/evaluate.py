@@ -18,7 +18,6 @@ from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.records.reward_protocol import CRITICS
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.text.action_format import action_format
-from slipstream.common.text.chat import reply_form
 from slipstream.envhub.catalogue import num_rows
 from slipstream.tools.data.chat_file import ChatServer, read_chat_file
 from slipstream.tools.play.collect import play_task
@@ -166,11 +165,11 @@ class _Test:
     async def _play(self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork) -> Played | None:
         """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
         record = EpisodeRecord(attempt=self._attempt(task, member))
+        sampler = Served(server=self.server, record=record, setup=self.setup) if self.server else None
         try:
             async with room:
-                stretch = await play_stretch(
-                    record, setup=self.setup, num_turns=self.setup.allowance.max_turns, sampler=self._served(record)
-                )
+                num_turns = self.setup.allowance.max_turns
+                stretch = await play_stretch(record, setup=self.setup, num_turns=num_turns, sampler=sampler)
             value = float((await self.values.of_turns(stretch.record))[-1]) if self.values else None
         except EpisodeFailed as failure:
             log.warning("%s: %s", task.task_id, failure)
@@ -179,12 +178,6 @@ class _Test:
             work.done()
         action = stretch.actions[-1] if stretch.exchanges else None
         return Played.of(stretch.record, action=action, value=value)
-
-    def _served(self, record: EpisodeRecord) -> Served | None:
-        """What plays instead of the engine."""
-        if self.server is None:
-            return None
-        return Served(server=self.server, record=record, setup=self.setup, form=reply_form(self.setup.tokenizer))
 
     def _attempt(self, task: Task, member: int) -> Attempt:
         max_turn_tokens = self.config.sampling.max_turn_tokens
