@@ -1,12 +1,11 @@
 """Reads a run's trajectories: from Redis while they are there, else from the archive of what steps were trained on."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import redis
 
 from slipstream.common.config.config import Config
@@ -17,17 +16,18 @@ from slipstream.common.process.printable import printable
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
 from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory, decode_trajectory
-from slipstream.common.records.versions import Resumption, lags
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.replay.buffer.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.replay.records.ledger import STATES
-from slipstream.replay.records.ticket import Group, Ticket
-from slipstream.replay.run.archive import Archive, ArchiveError
+from slipstream.replay.records.ticket import Ticket
+from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveError
 from slipstream.tools.run.prepare import load_tokenizer, model_folder
 from slipstream.tools.see.run_client import client_of
 from slipstream.tools.see.run_files import ANY_TOKEN, MAX_GROUP_BYTES
+
+ARCHIVED = "archived"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,25 +35,10 @@ class RecordedGroup:
     """A group, with its trajectories that are stored."""
 
     ticket: Ticket
-    state: str  # "archived" where it was read from the archive
+    state: str  # ARCHIVED where it was read from the archive
     step: int | None  # the last step that it was claimed for
     trajectories: dict[int, Trajectory]  # by member
-    unreadable: dict[int, str]  # by member: why its payload could not be read
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedStep:
-    """The groups that one optimizer step was trained on."""
-
-    step: int
-    policy_version: int  # that the step began with
-    resumptions: Sequence[Resumption]  # of the learner, before that version
-    groups: list[RecordedGroup]  # each with at least one trajectory
-
-    def lag_of(self, version: int) -> int:
-        """The lag of `version` in optimizer steps."""
-        found = lags(np.array([version], np.int32), policy_version=self.policy_version, resumptions=self.resumptions)
-        return int(found[0])
+    unreadable: dict[int, str] = field(default_factory=dict)  # by member: why its payload could not be read
 
 
 class RunRecords:
@@ -85,8 +70,7 @@ class RunRecords:
                 return held
         step = self._last_step_with(group_id)
         if step is not None:
-            groups = read_archived(self._archive, step).groups
-            return next(group for group in groups if group.ticket.group_id == group_id)
+            return next(group for group in self._groups_of(step) if group.ticket.group_id == group_id)
         raise NotRecorded(
             f"group {group_id} is not in the {self._stream} stream of {self._config.run.name}: {self._looked()}; "
             "`slipstream replay groups` lists the groups in Redis"
@@ -106,7 +90,7 @@ class RunRecords:
         """Yield every group once: those in the archive by their first step, then the others in Redis."""
         seen = set[int]()
         for step in self._archived_steps():
-            for group in read_archived(self._archive, step).groups:
+            for group in self._groups_of(step):
                 if group.ticket.group_id not in seen:
                     seen.add(group.ticket.group_id)
                     yield group
@@ -119,7 +103,7 @@ class RunRecords:
         if not steps:
             raise NotRecorded(f"no step from {first} to {last} is archived: {self._looked()}")
         for step in steps:
-            yield from read_archived(self._archive, step).groups
+            yield from self._groups_of(step)
 
     def _read(self, client: redis.Redis, listed: ListedGroup) -> RecordedGroup | None:
         """The group with its readable trajectories; None if it has left Redis meanwhile."""
@@ -142,6 +126,11 @@ class RunRecords:
             trajectories=trajectories,
             unreadable=unreadable,
         )
+
+    def _groups_of(self, step: int) -> Iterator[RecordedGroup]:
+        for group in read_archived(self._archive, step).groups:
+            trajectories = dict(enumerate(group.trajectories))
+            yield RecordedGroup(ticket=group.ticket, state=ARCHIVED, step=step, trajectories=trajectories)
 
     def _archived_steps(self) -> list[int]:
         return self._archive.steps if self._stream == "train" else []
@@ -174,14 +163,10 @@ def transcriber_of(folder: Path, model: ModelConfig) -> Transcriber:
     return Transcriber(load_tokenizer(folder, model), rules=ChatRules.of(model))
 
 
-def read_archived(archive: Archive, step: int) -> RecordedStep:
+def read_archived(archive: Archive, step: int) -> ArchivedStep:
     """One step of the archive. Raises NotRecorded."""
     with _explained():
-        archived = archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
-    groups = [_archived_group(group, step) for group in archived.groups]
-    return RecordedStep(
-        step=step, policy_version=archived.policy_version, resumptions=archived.resumptions, groups=groups
-    )
+        return archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
 
 
 @contextlib.contextmanager
@@ -191,13 +176,3 @@ def _explained() -> Iterator[None]:
         yield
     except ArchiveError as error:
         raise NotRecorded(printable(str(error))) from error
-
-
-def _archived_group(group: Group, step: int) -> RecordedGroup:
-    return RecordedGroup(
-        ticket=group.ticket,
-        state="archived",
-        step=step,
-        trajectories=dict(enumerate(group.trajectories)),
-        unreadable={},
-    )

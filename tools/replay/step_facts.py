@@ -3,23 +3,27 @@
 from statistics import fmean
 from typing import Any
 
-from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep
+import numpy as np
+
+from slipstream.common.records.versions import lags
+from slipstream.replay.records.ticket import Group
+from slipstream.replay.run.archive import ArchivedStep
 
 
-def step_facts(recorded: RecordedStep) -> dict[str, Any]:
+def step_facts(archived: ArchivedStep) -> dict[str, Any]:
     """One step in numbers. Shares are of turns, lengths in sampled tokens, log-probabilities means per token."""
-    trajectories = [trajectory for group in recorded.groups for trajectory in group.trajectories.values()]
+    trajectories = [trajectory for group in archived.groups for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(turn.stop - turn.start for turn in turns)
-    lags = [group_facts(group, recorded)["lag"] for group in recorded.groups]
+    of_groups = [group_facts(group, archived)["lag"] for group in archived.groups]
     return {
-        "policy_version": recorded.policy_version,
-        "num_groups": len(recorded.groups),
+        "policy_version": archived.policy_version,
+        "num_groups": len(archived.groups),
         "num_trajectories": len(trajectories),
         "trained_reward": fmean(trajectory.total_reward for trajectory in trajectories),
         "trained_success": fmean(trajectory.success for trajectory in trajectories),
-        "lag_mean": fmean(lags),
-        "lag_max": max(lags),
+        "lag_mean": fmean(of_groups),
+        "lag_max": max(of_groups),
         "turns_mean": len(turns) / len(trajectories),
         "sampled_tokens_mean": sampled / len(trajectories),
         "valid_actions": fmean(turn.valid_action for turn in turns),
@@ -28,12 +32,18 @@ def step_facts(recorded: RecordedStep) -> dict[str, Any]:
     }
 
 
-def group_facts(group: RecordedGroup, recorded: RecordedStep) -> dict[str, Any]:
+def group_facts(group: Group, archived: ArchivedStep) -> dict[str, Any]:
     """One group as the learner got it; `lag` is that of the oldest token."""
-    oldest = min(trajectory.oldest_policy_version for trajectory in group.trajectories.values())
+    oldest = min(trajectory.oldest_policy_version for trajectory in group.trajectories)
     return {
         "group_id": group.ticket.group_id,
         "task": group.ticket.task.task_id,
-        "returns": [trajectory.total_reward for trajectory in group.trajectories.values()],
-        "lag": recorded.lag_of(oldest),
+        "returns": [trajectory.total_reward for trajectory in group.trajectories],
+        "lag": lag_of(oldest, archived),
     }
+
+
+def lag_of(version: int, archived: ArchivedStep) -> int:
+    """The lag of `version` in optimizer steps."""
+    at, resumptions = archived.policy_version, archived.resumptions
+    return int(lags(np.array([version], np.int32), policy_version=at, resumptions=resumptions)[0])

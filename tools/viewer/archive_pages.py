@@ -21,11 +21,12 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import WireError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.replay.records.ticket import Group
 from slipstream.replay.records.token_record import read_tokens
-from slipstream.replay.run.archive import Archive
-from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
+from slipstream.replay.run.archive import Archive, ArchivedStep
+from slipstream.tools.replay.run_records import ARCHIVED, read_archived, transcriber_of
 from slipstream.tools.replay.show import member_facts, trajectory_facts
-from slipstream.tools.replay.step_facts import group_facts, step_facts
+from slipstream.tools.replay.step_facts import group_facts, lag_of, step_facts
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.prepare import model_folder
 from slipstream.tools.see.metrics_window import numbers
@@ -52,7 +53,7 @@ class ArchivePages:
             why = "the run has made no step yet" if config.replay.archive else "the run has `replay.archive=false`"
             raise NotRecorded(f"{run_dir.trajectories} has no step: {why}")
         self._transcriber = transcriber_of(model_folder(config, run_dir), config.model)
-        self._read: RecordedStep | None = None  # the last one
+        self._read: ArchivedStep | None = None  # the last one
 
     @property
     def steps(self) -> list[int]:
@@ -74,11 +75,11 @@ class ArchivePages:
         if step is None:
             self._archive.refresh()  # a running run has made more steps
             return self.run(self.steps)
-        recorded = self._step(step)
+        archived = self._step(step)
         if group is None:
-            return self._step_page(recorded)
-        held = _group(recorded, group)
-        return self._group_page(held, recorded) if member is None else self._episode_page(_of(held, member), recorded)
+            return self._step_page(archived)
+        held = _group(archived, group)
+        return self._group_page(held, archived) if member is None else self._episode_page(_of(held, member), archived)
 
     def run(self, steps: Sequence[int]) -> dict[str, Any]:
         """The run, whose archive has `steps`."""
@@ -108,7 +109,7 @@ class ArchivePages:
             except NotRecorded:
                 unreadable.append(step)
                 continue
-            for trajectory in (trajectory for group in groups for trajectory in group.trajectories.values()):
+            for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
                 hits += self._hits(trajectory, text.casefold(), step)
         return {"hits": hits, "unreadable": unreadable, "next": following}
 
@@ -116,7 +117,7 @@ class ArchivePages:
         """Keep a person's mark; return the marks of its group. Raises NotRecorded, ConfigError."""
         group = _group(self._step(mark.step), mark.group_id)
         better, worse = (
-            row_of(_of(group, member), self._transcriber, state=group.state, step=mark.step)
+            row_of(_of(group, member), self._transcriber, state=ARCHIVED, step=mark.step)
             for member in (mark.better, mark.worse)
         )
         if not better["messages"] or not worse["messages"]:
@@ -131,29 +132,29 @@ class ArchivePages:
         rows = [row for row in marked_rows(self._run_dir.preferences) if row.get("group_id") == group_id]
         return [row["member"] for row in rows if isinstance(row.get("member"), list)]
 
-    def _step(self, step: int) -> RecordedStep:
+    def _step(self, step: int) -> ArchivedStep:
         if self._read is None or self._read.step != step:
             self._read = read_archived(self._archive, step)
         return self._read
 
-    def _step_page(self, recorded: RecordedStep) -> dict[str, Any]:
+    def _step_page(self, archived: ArchivedStep) -> dict[str, Any]:
         groups = []
-        for group in recorded.groups:
-            members = [_member(trajectory, recorded) for trajectory in group.trajectories.values()]
-            groups.append(group_facts(group, recorded) | {"members": members})
-        return {"facts": step_facts(recorded), "groups": groups}
+        for group in archived.groups:
+            members = [_member(trajectory, archived) for trajectory in group.trajectories]
+            groups.append(group_facts(group, archived) | {"members": members})
+        return {"facts": step_facts(archived), "groups": groups}
 
-    def _group_page(self, group: RecordedGroup, recorded: RecordedStep) -> dict[str, Any]:
+    def _group_page(self, group: Group, archived: ArchivedStep) -> dict[str, Any]:
         members = []
-        for trajectory in group.trajectories.values():
+        for trajectory in group.trajectories:
             facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory))
-            members.append(_member(trajectory, recorded) | {"turns": facts["turns"]})
-        return group_facts(group, recorded) | {"members": members, "marks": self._marks(group.ticket.group_id)}
+            members.append(_member(trajectory, archived) | {"turns": facts["turns"]})
+        return group_facts(group, archived) | {"members": members, "marks": self._marks(group.ticket.group_id)}
 
-    def _episode_page(self, trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
-        facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, recorded)
+    def _episode_page(self, trajectory: Trajectory, archived: ArchivedStep) -> dict[str, Any]:
+        facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, archived)
         logprobs, versions = trajectory.behaviour_logprob_array(), trajectory.policy_version_array()
-        loss = self._loss_of(trajectory, recorded)
+        loss = self._loss_of(trajectory, archived)
         for shown, turn in zip(facts["turns"], trajectory.turns, strict=True):
             own = versions[turn.start : turn.stop].tolist()
             shown["tokens"] = {
@@ -162,13 +163,13 @@ class ArchivePages:
                 "versions": own,
             } | loss.of_turn(turn.start, turn.stop)
         sampled = {span.policy_version for span in trajectory.version_spans}
-        lags = {str(version): recorded.lag_of(version) for version in sorted(sampled)}
+        lags = {str(version): lag_of(version, archived) for version in sorted(sampled)}
         return facts | {"lags": lags, "has_loss": bool(loss.values), "loss_note": loss.note}
 
-    def _loss_of(self, trajectory: Trajectory, recorded: RecordedStep) -> "TokenLoss":
+    def _loss_of(self, trajectory: Trajectory, archived: ArchivedStep) -> "TokenLoss":
         """What the loss made of each token; without values if that is not recorded."""
         try:
-            by_member = read_tokens(self._run_dir.tokens, step=recorded.step, policy_version=recorded.policy_version)
+            by_member = read_tokens(self._run_dir.tokens, step=archived.step, policy_version=archived.policy_version)
         except (WireError, OSError) as error:
             return TokenLoss(values={}, note=str(error))
         parts = by_member.get((trajectory.group_id, trajectory.member), ())
@@ -212,27 +213,27 @@ class TokenLoss:
         return {name: values.tolist() for name, values in found.items() if not np.isnan(values).any()}
 
 
-def _group(recorded: RecordedStep, group_id: int) -> RecordedGroup:
-    found = next((each for each in recorded.groups if each.ticket.group_id == group_id), None)
+def _group(archived: ArchivedStep, group_id: int) -> Group:
+    found = next((each for each in archived.groups if each.ticket.group_id == group_id), None)
     if found is None:
-        raise NotRecorded(f"step {recorded.step} was not trained on group {group_id}")
+        raise NotRecorded(f"step {archived.step} was not trained on group {group_id}")
     return found
 
 
-def _of(group: RecordedGroup, member: int) -> Trajectory:
-    if member not in group.trajectories:
+def _of(group: Group, member: int) -> Trajectory:
+    if not 0 <= member < len(group.trajectories):
         raise NotRecorded(f"group {group.ticket.group_id} has no member {member}")
     return group.trajectories[member]
 
 
-def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
+def _member(trajectory: Trajectory, archived: ArchivedStep) -> dict[str, Any]:
     """One line about an episode: its facts, its lag, and its reward by part."""
     parts: dict[str, float] = {}
     for turn in trajectory.turns:
         for name, reward in turn.rewards.items():
             parts[name] = parts.get(name, 0.0) + reward
     return member_facts(trajectory) | {
-        "lag": recorded.lag_of(trajectory.oldest_policy_version),
+        "lag": lag_of(trajectory.oldest_policy_version, archived),
         "rewards": parts,
         "duration_s": trajectory.duration_s,
     }
