@@ -8,7 +8,6 @@ One step is read at a time, so a run of any length can be looked into.
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -154,28 +153,31 @@ class ArchivePages:
     def _episode_page(self, trajectory: Trajectory, archived: ArchivedStep) -> dict[str, Any]:
         facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, archived)
         logprobs, versions = trajectory.behaviour_logprob_array(), trajectory.policy_version_array()
-        loss = self._loss_of(trajectory, archived)
+        try:
+            loss, note = self._loss_of(trajectory, archived), ""
+        except (WireError, OSError, NotRecorded) as error:
+            loss, note = {}, str(error)
         for shown, turn in zip(facts["turns"], trajectory.turns, strict=True):
-            own = versions[turn.start : turn.stop].tolist()
+            of_loss = {name: values[turn.start : turn.stop] for name, values in loss.items()}
             shown["tokens"] = {
                 "texts": self._transcriber.pieces(trajectory, turn.start, turn.stop),
                 "logprobs": [round(value, 4) for value in logprobs[turn.start : turn.stop].tolist()],
-                "versions": own,
-            } | loss.of_turn(turn.start, turn.stop)
+                "versions": versions[turn.start : turn.stop].tolist(),
+            } | {name: values.tolist() for name, values in of_loss.items() if not np.isnan(values).any()}
         sampled = {span.policy_version for span in trajectory.version_spans}
         lags = {str(version): lag_of(version, archived) for version in sorted(sampled)}
-        return facts | {"lags": lags, "has_loss": bool(loss.values), "loss_note": loss.note}
+        return facts | {"lags": lags, "has_loss": bool(loss), "loss_note": note}
 
-    def _loss_of(self, trajectory: Trajectory, archived: ArchivedStep) -> "TokenLoss":
-        """What the loss made of each token; without values if that is not recorded."""
-        try:
-            by_member = read_tokens(self._run_dir.tokens, step=archived.step, policy_version=archived.policy_version)
-        except (WireError, OSError) as error:
-            return TokenLoss(values={}, note=str(error))
+    def _loss_of(self, trajectory: Trajectory, archived: ArchivedStep) -> dict[str, npt.NDArray[np.float32]]:
+        """What the loss made of each token: NaN in one that was trained in another attempt, or is not recorded.
+
+        Raises NotRecorded, WireError and OSError if no token is.
+        """
+        by_member = read_tokens(self._run_dir.tokens, step=archived.step, policy_version=archived.policy_version)
         parts = by_member.get((trajectory.group_id, trajectory.member), ())
         sampled = trajectory.loss_mask_array().nonzero()[0]
         if not parts or any(part.first + len(part.fates) > len(sampled) for part in parts):
-            return TokenLoss(values={}, note="what the loss made of this episode's tokens is not recorded")
+            raise NotRecorded("what the loss made of this episode's tokens is not recorded")
         values = {
             name: np.full(trajectory.num_tokens, np.nan, np.float32) for name in ("advantages", "ratios", "fates")
         }
@@ -184,7 +186,7 @@ class ArchivePages:
             values["advantages"][places] = np.frombuffer(part.advantages, np.float16)
             values["ratios"][places] = np.frombuffer(part.ratios, np.float16)
             values["fates"][places] = np.frombuffer(part.fates, np.uint8)
-        return TokenLoss(values=values, note="")
+        return values
 
     def _hits(self, trajectory: Trajectory, text: str, step: int) -> list[dict[str, Any]]:
         """The first occurrence in each turn, of what the policy wrote or else of what it read."""
@@ -198,19 +200,6 @@ class ArchivePages:
                     hits.append(place | {"turn": index, "where": where, "excerpt": excerpt})
                     break
         return hits
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenLoss:
-    """Numbers by token of a trajectory, NaN where there are none, and why there are none."""
-
-    values: dict[str, npt.NDArray[np.float32]]
-    note: str
-
-    def of_turn(self, start: int, stop: int) -> dict[str, list[float]]:
-        """The numbers of a turn's tokens; none if it was trained in another attempt, or is not recorded."""
-        found = {name: values[start:stop] for name, values in self.values.items()}
-        return {name: values.tolist() for name, values in found.items() if not np.isnan(values).any()}
 
 
 def _group(archived: ArchivedStep, group_id: int) -> Group:
