@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
@@ -35,7 +34,7 @@ from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer
 from slipstream.learner.credit.teacher import PROBE, Teacher, find_teacher
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
-from slipstream.learner.model.critic import Critic, begin_at, load_critic, policy_kind
+from slipstream.learner.model.critic import begin_at, load_critic, policy_kind
 from slipstream.learner.model.export import save_adapters, save_hf, write_sampling
 from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
@@ -58,14 +57,10 @@ class Learner:
     config: Config
     run_dir: RunDir
     ranks: Ranks
-    model: PackedModel
-    optimizer: torch.optim.AdamW
-    schedule: LambdaLR
+    models: StepModels  # what a step changes and a checkpoint contains; `begin` adds the reference
     progress: Progress
-    critic: Critic | None
     checkpoints: CheckpointWriter
     checkpoint_step: int = -1  # of the newest checkpoint, which may still be under way; -1: there is none
-    reference: PackedModel | None = None  # for objectives with a KL divergence; set by `begin`
     teacher: Teacher | None = None  # a reference behind a URL; set by `begin`
     scorer: RewardScorer | None = None  # for objectives with a reward model; set by `begin`
 
@@ -74,15 +69,9 @@ class Learner:
         return self.checkpoint_step >= 0
 
     @property
-    def models(self) -> StepModels:
-        """What a step changes and a checkpoint contains, and the reference."""
-        return StepModels(
-            policy=self.model,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            critic=self.critic,
-            reference=self.reference,
-        )
+    def model(self) -> PackedModel:
+        """The policy."""
+        return self.models.policy
 
     @property
     def flops(self) -> Flops:
@@ -110,22 +99,24 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
             config.optim.warmup_steps,
             policy_steps,
         )
-    critic = load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks)
+    models = StepModels(
+        policy=model,
+        optimizer=optimizer,
+        schedule=make_schedule(optimizer, config=config.optim, num_steps=policy_steps),
+        critic=load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks),
+    )
     # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints, check=check)
     learner = Learner(
         config=config,
         run_dir=run_dir,
         ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        schedule=make_schedule(optimizer, config=config.optim, num_steps=policy_steps),
+        models=models,
         progress=Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0),
-        critic=critic,
         checkpoints=checkpoints,
     )
     if (newest := checkpoints.newest(ranks=ranks)) is not None:
-        learner.progress = checkpoint.load(newest, learner.models)
+        learner.progress = checkpoint.load(newest, models)
         learner.checkpoint_step = learner.progress.step
         log.info("resumed from %s: version %d", newest.name, learner.progress.policy_version)
     return learner
@@ -137,11 +128,12 @@ def begin(learner: Learner) -> None:
     Before the first step the first two are copies of the policy; later they come from the checkpoint and the run's
     folder. Every rank calls it. Raises ConfigError if the run needs a reference that it never wrote.
     """
-    if learner.progress.step == 0 and learner.critic is not None:
-        begin_at(learner.critic, learner.model)
-    learner.reference = reference_at(
+    if learner.progress.step == 0 and learner.models.critic is not None:
+        begin_at(learner.models.critic, learner.model)
+    reference = reference_at(
         learner.model, learner.config.objective, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
     )
+    learner.models = dataclasses.replace(learner.models, reference=reference)
     if url := learner.config.objective.teacher_url:
         probe = encoder(load_tokenizer(learner.model.folder))(PROBE)
         learner.teacher = find_teacher(url, probe=probe, max_tokens=learner.config.model.max_tokens)
@@ -160,7 +152,7 @@ def scored(learner: Learner, batch: Batch) -> Batch:
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     """Make one optimizer step on `batch`; time "measure", "pack" and the parts of `train_step`."""
-    config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
+    config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.models.critic
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     bare = [sequence for trajectory in trajectories for sequence in sequences_of(trajectory, advantage=0.0)]
     measured = _measure(learner, bare)

@@ -19,7 +19,7 @@ from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.objective.return_scale import ReturnScale
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
-from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
+from slipstream.learner.step.step import StepBatch, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
 from tests.learner.even_game import load_player, play, save, train, values_of
 from tests.tools.run.tiny_model import random_sequence
@@ -38,7 +38,7 @@ def policy_of(learner: Learner) -> dict[str, Tensor]:
 
 def critic_of(learner: Learner) -> dict[str, Tensor]:
     policy_of(learner)  # which puts a shared trunk's shards back
-    return {name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.critic)}
+    return {name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.models.critic)}
 
 
 def are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
@@ -69,7 +69,7 @@ def test_in_the_critics_warm_up_the_policy_stays(tiny: Path, tmp_path: Path, ran
     assert are_equal(policy_of(learner), policy)
     assert not are_equal(critic_of(learner), value)
     assert [step.lr for step in metrics] == [0, 0] and not any(step.skipped for step in metrics)
-    assert (learner.progress.step, learner.progress.policy_version, learner.schedule.last_epoch) == (2, 2, 0)
+    assert (learner.progress.step, learner.progress.policy_version, learner.models.schedule.last_epoch) == (2, 2, 0)
     (following,), _ = train(learner, player, steps=1)
     assert following.lr == 3e-3  # its schedule begins when the policy does
     assert not are_equal(policy_of(learner), policy)
@@ -97,8 +97,8 @@ def test_a_resumed_learner_reaches_the_same_bits(tiny: Path, tmp_path: Path, ran
     train(resumed, player, steps=2)
     assert are_equal(policy_of(resumed), policy_of(learner))
     assert are_equal(critic_of(resumed), critic_of(learner))
-    assert resumed.critic.scale == learner.critic.scale != ReturnScale()
-    assert resumed.critic.schedule.last_epoch == 4
+    assert resumed.models.critic.scale == learner.models.critic.scale != ReturnScale()
+    assert resumed.models.critic.schedule.last_epoch == 4
 
 
 def hotter(batch: Batch) -> Batch:
@@ -120,8 +120,8 @@ def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
     step = train_on(learner, hotter(play(learner, player)), Clock(ranks.device))
     assert step.skipped and step.guard_scale == 0 and step.values is not None and step.values.lr == 0
     assert are_equal(policy_of(learner), policy) and are_equal(critic_of(learner), value)
-    assert learner.critic is not None and learner.critic.scale == ReturnScale()
-    assert learner.critic.schedule.last_epoch == 0
+    assert learner.models.critic is not None and learner.models.critic.scale == ReturnScale()
+    assert learner.models.critic.schedule.last_epoch == 0
 
 
 def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step(tiny: Path, tmp_path: Path, ranks: Ranks) -> None:
@@ -132,12 +132,9 @@ def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step(tiny: Path
     def step_towards(target: float) -> StepMetrics:
         per_token = {"old_values": np.zeros(20, np.float32), "returns": np.full(20, target, np.float32)}
         sequence = dataclasses.replace(random_sequence(20, seed=1), **per_token)
-        models = StepModels(
-            policy=learner.model, optimizer=learner.optimizer, schedule=learner.schedule, critic=learner.critic
-        )
         batch = StepBatch(micro_batches=[pack([sequence])], num_loss_tokens=17, num_trajectories=1)
         settings = StepSettings(objective=config.objective, max_grad_norm=1.0)
-        return train_step(models, batch, settings=settings, ranks=ranks)
+        return train_step(learner.models, batch, settings=settings, ranks=ranks)
 
     refused = step_towards(math.inf)
     assert refused.skipped and refused.guard_scale == 1 and math.isfinite(refused.grad_norm)

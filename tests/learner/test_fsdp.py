@@ -169,7 +169,7 @@ def play(model_folder: Path, out: Path, *, game: str, ranks: Ranks) -> None:
         if learner.progress.step == 2:
             even_game.save(learner)
     write_down(learner.model, out, ranks=ranks)
-    kept = {name: shard.detach().full_tensor() for name, shard in critic_shards(learner.critic)}
+    kept = {name: shard.detach().full_tensor() for name, shard in critic_shards(learner.models.critic)}
     if ranks.rank == 0:
         save_file(kept, out / "kept.safetensors")
         (out / "measured.json").write_text(json.dumps(measured))

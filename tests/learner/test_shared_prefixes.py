@@ -95,9 +95,9 @@ def compare_steps(
 def step_on(learner: Learner, batch: Batch) -> tuple[StepMetrics, dict[str, Tensor]]:
     """The metrics of a step, and the gradients of policy and critic."""
     gradients: dict[str, Tensor] = {}
-    optimizers = {"policy": learner.optimizer}
-    if learner.critic is not None:
-        optimizers["critic"] = learner.critic.optimizer
+    optimizers = {"policy": learner.models.optimizer}
+    if learner.models.critic is not None:
+        optimizers["critic"] = learner.models.critic.optimizer
 
     def write_down(optimizer: torch.optim.Optimizer, *_: object) -> None:
         whose = next(name for name, each in optimizers.items() if each is optimizer)

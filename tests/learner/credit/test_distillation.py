@@ -65,10 +65,10 @@ def test_each_token_has_the_advantage_of_the_teacher_over_the_policy_whatever_wa
 def test_a_policy_comes_nearer_to_a_larger_teacher(student: Path, teacher: Path, tmp_path: Path, ranks: Ranks) -> None:
     config = config_of(student, *DISTIL, f"objective.reference_model={teacher}")
     learner, player = load_player(config, tmp_path, ranks)
-    before = [tensor.clone() for _, tensor in full_tensors(learner.reference)]  # type: ignore[arg-type]
+    before = [tensor.clone() for _, tensor in full_tensors(learner.models.reference)]  # type: ignore[arg-type]
     divergence = [step.reference_kl for step in train(learner, player, steps=30)[0]]
     assert np.mean(divergence[-5:]) < 0.8 * np.mean(divergence[:5])
-    after = [tensor for _, tensor in full_tensors(learner.reference)]  # type: ignore[arg-type]
+    after = [tensor for _, tensor in full_tensors(learner.models.reference)]  # type: ignore[arg-type]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True)), "the teacher never changes"
     assert not learner.run_dir.reference.exists(), "it is read from its own folder"
 
@@ -81,7 +81,7 @@ def test_a_teacher_whose_layers_carry_a_state_reads_what_its_student_would_compu
     merging_tokenizer(CHATML).save_pretrained(folder)
     config = config_of(student, *overrides, f"objective.reference_model={folder}")
     learner, player = load_player(config, tmp_path, ranks)
-    assert learner.model.shares_prefixes and learner.reference and not learner.reference.shares_prefixes
+    assert learner.model.shares_prefixes and learner.models.reference and not learner.models.reference.shares_prefixes
     (shared,), _ = train(learner, player, steps=1)
     learner, player = load_player(config, tmp_path, ranks)
     learner.model.shares_prefixes = False

@@ -64,7 +64,7 @@ def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path
     (left / "model.safetensors").write_bytes(b"half")
     learner, _ = load_player(config, tmp_path, ranks)
     assert kept(learner) == ["step_000000"]
-    began = dict(full_tensors(learner.reference))
+    began = dict(full_tensors(learner.models.reference))
     assert all(torch.equal(began[name], tensor) for name, tensor in full_tensors(learner.model))
 
 
@@ -73,7 +73,7 @@ def test_a_run_without_a_reference_has_none_and_cannot_begin_with_one_in_the_mid
 ) -> None:
     config = config_of(model_folder, "sampling.temperature=0.7")
     learner, _ = load_player(config, tmp_path, ranks)
-    assert learner.reference.settings.temperature == learner.model.settings.temperature == 0.7
+    assert learner.models.reference.settings.temperature == learner.model.settings.temperature == 0.7
     other = RunDir(tmp_path, "other")
     with pytest.raises(ConfigError, match="wrote no reference at step 0"):
         reference_at(learner.model, config.objective, other, step=5, ranks=ranks)

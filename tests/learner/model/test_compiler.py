@@ -163,7 +163,7 @@ def test_the_learner_compiles_the_policy_and_a_critic_of_its_own(
 ) -> None:
     overrides = [f"model.path={tiny}", "objective.advantage=gae", "objective.critic=own", "learner.compile=true"]
     learner, player = load_player(load_config(None, overrides), tmp_path, ranks)
-    critic = learner.critic
+    critic = learner.models.critic
     for passes in (lambda: logprobs_of(learner.model, (9, 7)), lambda: critic.module(pack(sequences_of((9, 7))))):
         torch.compiler.reset()
         backend.num_graphs = 0

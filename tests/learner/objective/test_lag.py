@@ -75,7 +75,9 @@ def step_at(
     ]
     metrics = train_on(learner, Batch(groups=groups, num_dropped={}, next_group_id=9), Clock(ranks.device))
     policy = {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
-    critic = {name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.critic)}
+    critic = {
+        name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.models.critic)
+    }
     return metrics, policy, critic
 
 

@@ -34,10 +34,10 @@ class Arm:
     def change(self, learner: Learner) -> None:
         """Change a learner that has just been loaded, and what this process decides by."""
         guard.MIN_ESS = self.min_ess
-        for group in learner.optimizer.param_groups:
+        for group in learner.models.optimizer.param_groups:
             group["betas"] = (self.momentum, group["betas"][1])
         if self.delay:
-            delay_gradients(learner.optimizer, self.delay)
+            delay_gradients(learner.models.optimizer, self.delay)
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
