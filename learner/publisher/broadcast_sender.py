@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGr
 
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Invitation, Manifest
-from slipstream.learner.publisher.messages import Broadcasted
+from slipstream.learner.publisher.messages import Broadcasted, PublisherSettings
 from slipstream.replay.fleet.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
 from slipstream.replay.fleet.rendezvous import Rendezvous
 
@@ -50,16 +50,13 @@ class GroupStore(Rendezvous, Store):  # type: ignore[misc]
 class Broadcaster:
     """Rank 0 of the broadcast groups. Owns the group of the last broadcast."""
 
-    def __init__(
-        self, client: redis.Redis, run_id: str, *, secret: bytes, host: str, timeout_s: float, device: torch.device
-    ) -> None:
+    def __init__(self, client: redis.Redis, settings: PublisherSettings, *, secret: bytes) -> None:
         """`secret` is shared with the actors that may take part; empty if the run has no key."""
         self._client = client
-        self._bulletin = Bulletin(client, run_id)
+        self._settings = settings
+        self._bulletin = Bulletin(client, settings.run_id)
         self._secret = secret
-        self._host = host
-        self._timeout_s = timeout_s
-        self._device = device
+        self._device = torch.device(settings.device)
         self._group: ProcessGroup | None = None
         self._joined: BroadcastGroup | None = None
         self._last_byte_s = 0.0  # of the last send
@@ -124,8 +121,8 @@ class Broadcaster:
 
     def _seal(self, invitation: Invitation, answers: dict[str, Acknowledgement], blob: Blob) -> BroadcastGroup:
         actors = sorted(answers)
-        joined = self._joined
-        longest_s = max(self._timeout_s, blob.num_bytes / LEAST_BYTES_PER_S)
+        joined, timeout_s = self._joined, self._settings.broadcast_timeout_s
+        longest_s = max(timeout_s, blob.num_bytes / LEAST_BYTES_PER_S)
         if (
             joined
             and joined.actors == actors
@@ -142,12 +139,12 @@ class Broadcaster:
         sealed = BroadcastGroup(
             number=number,
             backend=backend,
-            host=self._host,
+            host=self._settings.host,
             actors=actors,
             blob=blob,
             chunk_bytes=_chunk_bytes(backend, self._device),
             deadline_s=deadline_s,
-            stall_s=min(self._timeout_s, deadline_s),
+            stall_s=min(timeout_s, deadline_s),
         )
         self._bulletin.seal(invitation.number, sealed)
         return sealed

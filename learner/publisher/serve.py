@@ -58,14 +58,7 @@ class WeightServer:
         self._buffers = [torch.frombuffer(slot, dtype=torch.uint8) for slot in slots]
         client, key = connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), key_from_environment()
         self._bulletin = Bulletin(client, settings.run_id)
-        self._broadcaster = Broadcaster(
-            client,
-            settings.run_id,
-            secret=key.secret if key else b"",
-            host=settings.host,
-            timeout_s=settings.broadcast_timeout_s,
-            device=torch.device(settings.device),
-        )
+        self._broadcaster = Broadcaster(client, settings, secret=key.secret if key else b"")
         self._server = ChunkServer(settings.host, self._read, limits=ServerLimits(), key=key)
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
