@@ -31,7 +31,7 @@ from slipstream.learner.step.step_metrics import (
     lag_metrics_of,
     measured_over_ranks,
     ratios_of,
-    step_metrics_of,
+    token_metrics,
     trajectory_sums_over_ranks,
 )
 
@@ -117,10 +117,9 @@ def train_step(
         log.warning("guard: learning rate of this step scaled by %.3g: %s", decision.scale, decision.reason)
     update, values = _updated(models, found, settings=settings, scale=decision.scale, ranks=ranks)
     clock.lap("optimizer")
-    return step_metrics_of(
-        measured,
-        update,
-        divisor=divisor,
+    return StepMetrics(
+        **token_metrics(measured, divisor=divisor),
+        **dataclasses.asdict(update),
         num_micro_batches=len(batch.micro_batches),
         evidence=evidence,
         trajectory_ratios=ratios_of(sums),

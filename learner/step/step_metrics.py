@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,51 +104,29 @@ def measured_over_ranks(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks
     return ranks.summed(sums) | {"ratio_max": float(largest)}
 
 
-def step_metrics_of(
-    measured: dict[str, float],
-    update: Update,
-    *,
-    divisor: int,
-    num_micro_batches: int,
-    evidence: Evidence,
-    trajectory_ratios: list[float],
-    guard_scale: float,
-    by_lag: dict[str, LagMetrics],
-    values: ValueMetrics | None,
-    losses: Sequence[PolicyLoss],
-) -> StepMetrics:
-    """The metrics of a step, from the sums of `measured_over_ranks`."""
+def token_metrics(measured: dict[str, float], *, divisor: int) -> dict[str, Any]:
+    """The fields of `StepMetrics` that follow from the sums of `measured_over_ranks`."""
     num_loss_tokens = measured["num_loss_tokens"]
     mean = {name: value / num_loss_tokens for name, value in measured.items()}
-    return StepMetrics(
-        num_loss_tokens=round(num_loss_tokens),
-        num_micro_batches=num_micro_batches,
-        num_computed_tokens=round(measured["num_computed_tokens"]),
-        num_pairs=round(measured["num_pairs"]),
-        loss=measured["loss_sum"] / divisor,
-        entropy=mean["entropy_sum"],
-        mismatch_kl=mean["mismatch_kl_sum"],
-        reference_kl=mean["reference_kl_sum"],
-        ratio_mean=mean["ratio_sum"],
-        ratio_std=math.sqrt(max(0.0, mean["ratio_square_sum"] - mean["ratio_sum"] ** 2)),
-        ratio_max=measured["ratio_max"],
-        trajectory_ratios=trajectory_ratios,
-        effective_sample_size=mean["ratio_sum"] ** 2 / mean["ratio_square_sum"],
-        chi_square=mean["ratio_square_sum"] - 1,
-        clip_fraction_high=mean["num_clipped_high"],
-        clip_fraction_low=mean["num_clipped_low"],
-        masked_fraction=mean["num_masked"],
-        masked_sequence_fraction=measured["num_masked_sequences"] / measured["num_sequences"],
-        grad_norm=update.grad_norm,
-        lr=update.lr,
-        skipped=update.skipped,
-        evidence=evidence,
-        weighed_fraction=mean["num_weighed"],
-        guard_scale=guard_scale,
-        by_lag=by_lag,
-        values=values,
-        losses=losses,
-    )
+    return {
+        "num_loss_tokens": round(num_loss_tokens),
+        "num_computed_tokens": round(measured["num_computed_tokens"]),
+        "num_pairs": round(measured["num_pairs"]),
+        "loss": measured["loss_sum"] / divisor,
+        "entropy": mean["entropy_sum"],
+        "mismatch_kl": mean["mismatch_kl_sum"],
+        "reference_kl": mean["reference_kl_sum"],
+        "ratio_mean": mean["ratio_sum"],
+        "ratio_std": math.sqrt(max(0.0, mean["ratio_square_sum"] - mean["ratio_sum"] ** 2)),
+        "ratio_max": measured["ratio_max"],
+        "effective_sample_size": mean["ratio_sum"] ** 2 / mean["ratio_square_sum"],
+        "chi_square": mean["ratio_square_sum"] - 1,
+        "clip_fraction_high": mean["num_clipped_high"],
+        "clip_fraction_low": mean["num_clipped_low"],
+        "masked_fraction": mean["num_masked"],
+        "masked_sequence_fraction": measured["num_masked_sequences"] / measured["num_sequences"],
+        "weighed_fraction": mean["num_weighed"],
+    }
 
 
 def critic_metrics_of(losses: Sequence[ValueLoss], update: Update, *, ranks: Ranks) -> ValueMetrics:
