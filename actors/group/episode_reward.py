@@ -9,6 +9,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import EngineDied
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import Boundary
 from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
 from slipstream.actors.episode.rollout import EpisodeFailed
@@ -31,8 +32,7 @@ class Scoring:
 
     parts: dict[str, tuple[Part, ...]]  # by `Task.env`
     tokenizer: PreTrainedTokenizerBase
-    max_turns: int
-    step_timeout_s: float
+    allowance: Allowance  # of the run: a stretch of an episode may have a smaller one
 
     def parts_for(self, trajectory: Trajectory) -> tuple[Part, ...]:
         """The parts that count for an episode. Of a held-out task only the score matters.
@@ -58,7 +58,7 @@ async def rewarded(trajectory: Trajectory, record: EpisodeRecord, *, scoring: Sc
         episode = _episode(trajectory, record, scoring)
         compared = group_parts(parts)
         alone = tuple(part for part in parts if not part.compare)
-        result = composed(episode, alone, await _measured(episode, alone, scoring.step_timeout_s))
+        result = composed(episode, alone, await _measured(episode, alone, scoring.allowance.step_timeout_s))
         columns = sorted({name for part, _ in compared for name in shown_columns(part)})
         shown = show(episode, columns) if compared else ""
     except EnvError as error:
@@ -133,7 +133,7 @@ def _episode(trajectory: Trajectory, record: EpisodeRecord, scoring: Scoring) ->
             )
             for turn, exchange in zip(trajectory.turns, exchanges, strict=True)
         ],
-        max_turns=scoring.max_turns,
+        max_turns=scoring.allowance.max_turns,
         score=trajectory.score,
         success=trajectory.success,
         stop_reason=trajectory.stop_reason.value,

@@ -265,10 +265,5 @@ def make_setup(
         ),
         episodes=episodes,
         parse=engine.parse if run.model.tool_parser or run.model.reasoning_parser else None,
-        scoring=Scoring(
-            parts=parts,
-            tokenizer=tokenizer,
-            max_turns=run.env.max_turns,
-            step_timeout_s=run.env.step_timeout_s,
-        ),
+        scoring=Scoring(parts=parts, tokenizer=tokenizer, allowance=allowance),
     )

@@ -174,9 +174,7 @@ def scoring_of(config: Config, tokenizer: PreTrainedTokenizerBase) -> Scoring:
     if own := [part.key for parts in scores.values() for part in parts if own_judge(part)]:
         raise ConfigError(f"`{own[0]}`: no engine runs here, so url: actors cannot judge; name a URL")
     read_as(text_root(tokenizer), scores)
-    return Scoring(
-        parts=scores, tokenizer=tokenizer, max_turns=config.env.max_turns, step_timeout_s=config.env.step_timeout_s
-    )
+    return Scoring(parts=scores, tokenizer=tokenizer, allowance=Allowance.of(config))
 
 
 @dataclass(kw_only=True, slots=True)

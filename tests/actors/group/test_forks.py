@@ -26,6 +26,7 @@ from slipstream.learner.credit.tree import leaves_of
 from slipstream.replay.records.forks import awaited, planned_forks
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.run.check_input import check_input
+from tests.actors.episode.episodes import ALLOWANCE
 from tests.actors.group.test_group import TOKENIZER, Actor, buffer_with, let_go, nobodys
 from tests.guess import GuessEnv
 from tests.learner.objective.objectives import check_objective
@@ -203,7 +204,7 @@ def test_parts_of_the_reward_count_once_in_a_fork(redis_client: redis.Redis, run
     entry = MixtureEntry(name="tests.guess:GuessEnv", rewards={"goal": {"weight": 2.0}})
     buffer = buffer_with(redis_client, run_id, TICKET)
     actor = Actor("actor", run_id, turns=TURNS)
-    scoring = Scoring(parts=reward_parts({"shop": entry}), tokenizer=TOKENIZER, max_turns=8, step_timeout_s=30.0)
+    scoring = Scoring(parts=reward_parts({"shop": entry}), tokenizer=TOKENIZER, allowance=ALLOWANCE)
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
     actor.plays(buffer)
     plain = grown(redis_client, f"{run_id}-plain").trajectories

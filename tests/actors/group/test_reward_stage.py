@@ -29,8 +29,7 @@ __all__ = ["buffer", "own"]  # fixtures
 
 def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
     parts = {"shop": parts_of("env.rewards", rewards)}
-    limits: dict[str, Any] = {"max_turns": ALLOWANCE.max_turns, "step_timeout_s": 60.0}
-    return Scoring(parts=parts, tokenizer=actor.setup.tokenizer, **limits)
+    return Scoring(parts=parts, tokenizer=actor.setup.tokenizer, allowance=ALLOWANCE)
 
 
 def scorer(name: str, run_id: str, rewards: dict[str, Any], **options: Any) -> Actor:

@@ -144,7 +144,7 @@ def test_an_engine_that_dies_under_a_judge_fails_no_attempt(buffer: Views, run_i
 
 def scoring_by(actor: Actor, policy: Marker) -> None:
     parts = {"shop": parts_by(policy, {"clear": OWN})}
-    scoring = Scoring(parts=parts, tokenizer=actor.setup.tokenizer, max_turns=ALLOWANCE.max_turns, step_timeout_s=60.0)
+    scoring = Scoring(parts=parts, tokenizer=actor.setup.tokenizer, allowance=ALLOWANCE)
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
 
 

@@ -68,9 +68,8 @@ def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) 
     """The episode of one reply to the first training task, as an actor would store it."""
     tokenizer = merging_tokenizer(CHATML)
     record = EpisodeRecord(attempt=dataclasses.replace(attempt_on(), task=Task(env="dataset", split="train", index=0)))
-    scoring = Scoring(
-        parts={"dataset": parts_of("env.rewards", rewards)}, tokenizer=tokenizer, max_turns=1, step_timeout_s=60.0
-    )
+    parts, limits = {"dataset": parts_of("env.rewards", rewards)}, dataclasses.replace(ALLOWANCE, max_turns=1)
+    scoring = Scoring(parts=parts, tokenizer=tokenizer, allowance=limits)
 
     async def play() -> Trajectory:
         engine = engine_of(lambda tokens, seed: [*ids(tokenizer, reply), tokenizer.eos_token_id], max_tokens=4096)

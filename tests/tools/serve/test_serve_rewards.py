@@ -287,7 +287,7 @@ async def test_a_part_asks_the_server_which_away_is_no_zero(
         trajectory = await rollout_of(
             GuessEnv(), stage.engine, record=record, tokenizer=stage.tokenizer, allowance=stage.allowance
         )
-        scoring = Scoring(parts=parts, tokenizer=stage.tokenizer, max_turns=TURNS, step_timeout_s=30.0)
+        scoring = Scoring(parts=parts, tokenizer=stage.tokenizer, allowance=stage.allowance)
         return await rewarded(trajectory, record, scoring=scoring)
 
     async with listening(scorer) as own_url:

@@ -160,12 +160,8 @@ async def _play_all(records: Sequence[EpisodeRecord], setup: StudySetup) -> list
 async def _play(record: EpisodeRecord, setup: StudySetup) -> Trajectory:
     """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
     env_config, attempt = setup.config.env, record.attempt
-    scoring = Scoring(
-        parts=reward_parts(env_config.entries()),
-        tokenizer=setup.tokenizer,
-        max_turns=env_config.max_turns,
-        step_timeout_s=UNHURRIED_S,
-    )
+    allowance = replace(Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S)
+    scoring = Scoring(parts=reward_parts(env_config.entries()), tokenizer=setup.tokenizer, allowance=allowance)
     with setup.sampler.seat() as seat:
         async with fresh_env(env_config.entries(), attempt.task, timeout_s=env_config.step_timeout_s) as env:
             trajectory = await rollout(
@@ -174,8 +170,6 @@ async def _play(record: EpisodeRecord, setup: StudySetup) -> Trajectory:
                 sampler=seat,
                 tokenizer=setup.tokenizer,
                 action_format=format_of(env_config),
-                allowance=replace(
-                    Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S
-                ),
+                allowance=allowance,
             )
     return await rewarded(trajectory, record, scoring=scoring)
