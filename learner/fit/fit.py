@@ -18,7 +18,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -81,9 +80,12 @@ class Fit:
     goal: Goal
     config: Config
     options: FitOptions
+    run_dir: RunDir
     ranks: Ranks
     models: StepModels  # of which the policy is fitted, which may be a reward model
+    num_steps: int
     progress: Progress
+    writer: MetricsWriter | None = None  # rank 0's, once training begins
 
     @property
     def model(self) -> PackedModel:
@@ -116,7 +118,7 @@ def fit(
     check_alike(identity, ranks=ranks)
     check_recorded(run_dir.fit, identity)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
-    fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
+    fitted = _load(goal, config, options, run_dir, ranks=ranks, num_steps=num_steps)
     sequences = (each for example in (*examples, *held_out) for side in example for each in side)
     if (largest := max(int(each.tokens.max()) for each in sequences)) >= fitted.model.vocab_size:
         raise ConfigError(
@@ -130,31 +132,21 @@ def fit(
     if newest is not None:
         fitted.progress = checkpoint.load(newest, fitted.models)
         log.info("resumed from %s", newest.name)
-    writer = None
     if ranks.rank == 0:
-        writer = MetricsWriter(run_dir, resume_step=fitted.progress.step, check=checkpoints.fence.check)
+        fitted.writer = MetricsWriter(run_dir, resume_step=fitted.progress.step, check=checkpoints.fence.check)
     try:
-        finished = _train(
-            fitted,
-            training,
-            validation,
-            checkpoints,
-            writer,
-            run_dir.path / CALIBRATION,
-            num_steps=num_steps,
-            shutdown=shutdown,
-        )
+        finished = _train(fitted, training, validation, checkpoints, shutdown)
         checkpoints.wait()
     finally:
         checkpoints.close()
-        if writer:
-            writer.close()
+        if fitted.writer:
+            fitted.writer.close()
     if finished:
-        _export(fitted, run_dir)
+        _export(fitted)
     return finished
 
 
-def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_steps: int) -> Fit:
+def _load(goal: Goal, config: Config, options: FitOptions, run_dir: RunDir, *, ranks: Ranks, num_steps: int) -> Fit:
     torch.manual_seed(config.run.seed)
     resolve_dtype(config.model, ranks.device)
     model = load_kind(
@@ -168,12 +160,14 @@ def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_
         goal=goal,
         config=config,
         options=options,
+        run_dir=run_dir,
         ranks=ranks,
         models=StepModels(
             policy=model,
             optimizer=optimizer,
             schedule=make_schedule(optimizer, config=config.optim, num_steps=num_steps),
         ),
+        num_steps=num_steps,
         progress=Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0),
     )
 
@@ -186,28 +180,20 @@ def _material(fitted: Fit, examples: Sequence[Example]) -> Material:
 
 
 def _train(
-    fitted: Fit,
-    training: Material,
-    validation: Material,
-    checkpoints: CheckpointWriter,
-    writer: MetricsWriter | None,
-    table: Path,
-    *,
-    num_steps: int,
-    shutdown: Shutdown,
+    fitted: Fit, training: Material, validation: Material, checkpoints: CheckpointWriter, shutdown: Shutdown
 ) -> bool:
-    every = fitted.config.learner.checkpoint_every
+    every, num_steps = fitted.config.learner.checkpoint_every, fitted.num_steps
     if fitted.progress.step == 0:
-        _write_held_out(fitted, validation, writer, table)
+        _write_held_out(fitted, validation)
     while (step := fitted.progress.step) < num_steps:
         places, ends_epoch = _batch_at(
             step, len(training.examples), batch_rows=fitted.options.batch_rows, seed=fitted.config.run.seed
         )
         metrics = _step(fitted, training.at(places))
-        if writer:
-            _log_means(writer.write(step + 1, metrics), f"step {step + 1} of {num_steps}")
+        if fitted.writer:
+            _log_means(fitted.writer.write(step + 1, metrics), f"step {step + 1} of {num_steps}")
         if ends_epoch:
-            _write_held_out(fitted, validation, writer, table)
+            _write_held_out(fitted, validation)
         stopping = stop_requested(shutdown, fitted.ranks)
         if stopping or (step + 1) % every == 0 or step + 1 == num_steps:
             checkpoints.begin(fitted.models, progress=fitted.progress)
@@ -326,10 +312,10 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
     )
 
 
-def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | None, table: Path) -> None:
+def _write_held_out(fitted: Fit, validation: Material) -> None:
     """Measure the loss on held-out examples, and record it at the last step. Collective.
 
-    The calibration of a process reward model is written to `table`.
+    Of a process reward model, the calibration is written too.
     """
     if not validation.examples:
         return
@@ -340,15 +326,16 @@ def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | N
     elif fitted.goal == "prm":
         scores, labels = _outputs(fitted, validation.examples), labels_of(validation.examples)
         metrics = held_out_metrics(scores, labels)
-        if writer:
-            write_json(table, {"step": fitted.progress.step, **calibration_table(scores, labels)})
+        if fitted.writer:
+            table = {"step": fitted.progress.step, **calibration_table(scores, labels)}
+            write_json(fitted.run_dir.path / CALIBRATION, table)
     else:
         margins = _margins(fitted, validation)
         metrics.add("fit/held_out_loss", float(preference_loss(margins).sum()), len(margins))
         metrics.add("fit/held_out_accuracy", float((margins > 0).sum()), len(margins))
-    if writer:
+    if fitted.writer:
         when = f"{len(validation.examples)} held-out examples after step {fitted.progress.step}"
-        _log_means(writer.write(fitted.progress.step, metrics), when)
+        _log_means(fitted.writer.write(fitted.progress.step, metrics), when)
 
 
 def _log_means(means: dict[str, float], when: str) -> None:
@@ -357,7 +344,8 @@ def _log_means(means: dict[str, float], when: str) -> None:
     log.info("%s: %s", when, ", ".join(values))
 
 
-def _export(fitted: Fit, run_dir: RunDir) -> None:
+def _export(fitted: Fit) -> None:
+    run_dir = fitted.run_dir
     if isinstance(fitted.model, RewardModel):
         kind: Kind = PROCESS if fitted.goal == "prm" else OUTCOME
         save_reward_model(fitted.model, run_dir.trained_model, kind=kind, ranks=fitted.ranks)

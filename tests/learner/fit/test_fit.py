@@ -83,7 +83,7 @@ def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Examp
 
 
 def loaded(goal: Goal, config: Config, ranks: Ranks) -> fit_module.Fit:
-    fitted = fit_module._load(goal, config, FitOptions(), ranks=ranks, num_steps=3)
+    fitted = fit_module._load(goal, config, FitOptions(), RunDir(Path("unused"), "run"), ranks=ranks, num_steps=3)
     if isinstance(fitted.model, RewardModel):
         with torch.no_grad():
             torch.manual_seed(1)
