@@ -81,7 +81,7 @@ async def act(
             _raise_first_error(refreshing, judging, *leases.tasks())
             if pin.stuck:
                 _give_back_what_waits(setup, leases)
-            if not await _lease_one(setup, buffers, leases, pin, interval, actors):
+            if not await _lease_one(setup, buffers, leases, pin, interval):
                 # Random, so that actors do not ask together; environments may have the global generator.
                 await asyncio.sleep(interval.seconds(IDLE_S) * random.SystemRandom().uniform(0.5, 1.5))
         if beating.done():
@@ -145,12 +145,7 @@ async def _drain(setup: EpisodeSetup, leases: Leases, actors: ActorsConfig) -> N
 
 
 async def _lease_one(
-    setup: EpisodeSetup,
-    buffers: dict[str, ActorBuffer],
-    leases: Leases,
-    pin: Pin,
-    interval: PollInterval,
-    actors: ActorsConfig,
+    setup: EpisodeSetup, buffers: dict[str, ActorBuffer], leases: Leases, pin: Pin, interval: PollInterval
 ) -> bool:
     """Start one more group if the engine has room and a buffer has one; return whether to ask for another at once.
 
@@ -158,10 +153,10 @@ async def _lease_one(
     An actor that has its share of a queue waits before it asks again: otherwise the first one to ask would play the few
     groups of a synchronous step alone.
     """
-    if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
+    if setup.episodes.num_running >= setup.episodes.max_running or setup.engine.load().kv_use > MAX_KV_USE:
         return False
     order = list(buffers.items())
-    if pin.num_groups >= EVAL_SHARE * actors.max_episodes:
+    if pin.num_groups >= EVAL_SHARE * setup.episodes.max_running:
         order.reverse()
     for stream, buffer in order:
         lease_from = _lease_evaluation if stream == EVAL_STREAM else _lease_training

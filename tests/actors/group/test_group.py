@@ -330,9 +330,13 @@ async def acting(
     """The whole loop of an actor, in a run that trains; it has room for one group unless given more."""
     fleet = Fleet(client, actor.setup.run_id)
     fleet.set_run_state(RunState.TRAINING)
-    given = {"buffers": {"train": buffer.actor}, "actors": ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS)}
-    bulletin = Bulletin(client, actor.setup.run_id)
-    return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **(given | settings))
+    room = ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS)
+    given: dict[str, Any] = {"buffers": {"train": buffer.actor}, "actors": room}
+    given |= settings
+    actor.setup.episodes.max_running = given["actors"].max_episodes
+    return await act(
+        actor.setup, bulletin=Bulletin(client, actor.setup.run_id), fleet=fleet, shutdown=shutdown, **given
+    )
 
 
 async def test_an_actor_ends_with_its_engine_and_a_death_costs_neither_an_attempt_nor_a_whole_turn(

@@ -39,7 +39,7 @@ def test_a_heartbeat_says_how_many_slots_were_used_since_the_one_before(clock: l
     """Not how many are used at its moment: between two groups of short episodes, that is often a few less."""
     episodes = Episodes(max_running=SLOTS)
     setup = dataclasses.replace(Actor("a", "run").setup, episodes=episodes)
-    pulse = Pulse(setup, counts=RefreshCounts(), actors=ActorsConfig(max_episodes=SLOTS), shutdown=Shutdown())
+    pulse = Pulse(setup, counts=RefreshCounts(), actors=ActorsConfig(), shutdown=Shutdown())
     with episodes.running():
         clock[0] += 3.0
     clock[0] += 1.0
