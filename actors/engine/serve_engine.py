@@ -205,11 +205,7 @@ class Server:
 
     def _add(self, generate: orders.Generate) -> None:
         params = sampling_params(
-            generate.sampling,
-            num_tokens=generate.num_tokens,
-            seed=generate.seed,
-            stop_token_ids=self._stop_token_ids,
-            num_candidates=self._num_candidates(generate),
+            generate, stop_token_ids=self._stop_token_ids, num_candidates=self._num_candidates(generate)
         )
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)

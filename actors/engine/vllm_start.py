@@ -21,12 +21,12 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from slipstream.actors.engine.candidates import CandidatesCut, kept_of_candidates
 from slipstream.actors.engine.engine import Completion
-from slipstream.actors.engine.orders import Ended, EngineSettings, Failed
+from slipstream.actors.engine.orders import Ended, EngineSettings, Failed, Generate
 from slipstream.actors.engine.shadow_memory import room_for_shadow
 from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION
 from slipstream.common.process.kept_memory import keep_freed_memory
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
-from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.records.trajectory import VersionSpan
 from slipstream.common.text.codec import end_tokens
 from slipstream.common.text.tokenizer import absent_ids, load_tokenizer, no_own_code
 from slipstream.common.transfer.model_folder import has_weights, tensor_shapes
@@ -149,16 +149,15 @@ def engine_name() -> str:
     return f"vllm {vllm.__version__} {current_platform.device_type}"
 
 
-def sampling_params(
-    sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int], num_candidates: int
-) -> SamplingParams:
-    """vLLM's parameters for one request of at most `num_tokens`, with `num_candidates` for each sampled token."""
+def sampling_params(generate: Generate, *, stop_token_ids: list[int], num_candidates: int) -> SamplingParams:
+    """vLLM's parameters for one request, with `num_candidates` for each sampled token."""
+    sampling = generate.sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=seed,
-        max_tokens=num_tokens,
+        seed=generate.seed,
+        max_tokens=generate.num_tokens,
         stop_token_ids=stop_token_ids,
         logprobs=num_candidates,  # in addition to the sampled token's
         flat_logprobs=True,

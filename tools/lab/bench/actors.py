@@ -199,14 +199,14 @@ def turns_in_order(trajectories: list[Trajectory], *, temperature: float) -> lis
 
 async def _generate_offline(llm: Any, turns: list[TurnToMake]) -> None:
     """Let vLLM generate every turn at its recorded length, all requested at once."""
+    from slipstream.actors.engine.orders import Generate
     from slipstream.actors.engine.vllm_start import sampling_params
 
     llm.reset_prefix_cache()
     for number, turn in enumerate(turns):
         sampling = Sampling(temperature=turn.temperature, top_p=1.0, top_k=0, max_turn_tokens=turn.num_tokens)
-        params = sampling_params(
-            sampling, num_tokens=turn.num_tokens, seed=turn.seed, stop_token_ids=[], num_candidates=0
-        )
+        order = Generate(call=number, tokens=turn.prompt, num_tokens=turn.num_tokens, sampling=sampling, seed=turn.seed)
+        params = sampling_params(order, stop_token_ids=[], num_candidates=0)
         params.ignore_eos = True
         llm.add_request(str(number), {"type": "token", "prompt_token_ids": turn.prompt}, params)
     num_tokens = 0
