@@ -98,18 +98,15 @@ class Supply:
         skipped do not count as lag. If no batch is complete at the deadline because the tasks are solved,
         the batch has no groups. Raises SupplyDried.
         """
-        replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
-        step, policy_version, published = progress.step + 1, progress.policy_version, progress.highest_published
+        started, before = time.monotonic(), self._buffer.ledger()
+        step, published = progress.step + 1, progress.highest_published
         wanted, self._dropped, self._dropped_returns = self._num_candidates, Counter(), []
         self._equal_returns, self._equal_successes = [], []
-        oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=progress.resumptions)
         kept: list[Group] = []
         last_logged, waited = started, False
         while len(kept) < wanted and not shutdown.requested.is_set():
             self.admit(step, kept, published_version=published)
-            claimed = self._claim(
-                step, wanted - len(kept), policy_version=policy_version, max_lag=policy_version - oldest
-            )
+            claimed = self._claim(progress, wanted - len(kept))
             self._curriculum.observe(claimed)
             useful, rejected = self._sorted_out(claimed)
             for reason, groups in rejected.items():
@@ -136,17 +133,17 @@ class Supply:
             next_group_id=self._next_group_id,
         )
 
-    def _claim(self, step: int, num_missing: int, *, policy_version: int, max_lag: int) -> list[Group]:
-        """Groups for the rest of `step`, ordered by id; [] if fewer are ready. `max_lag` is in versions.
+    def _claim(self, progress: Progress, num_missing: int) -> list[Group]:
+        """Groups for the rest of the step after `progress`, ordered by id; [] if fewer are ready.
 
         A synchronous learner takes one group at a time, in the order of ids. Those that are ready before it wait here.
         So which groups it opens and trains depends on no group's speed: the same seed gives the same batches.
         """
         if not self._in_order:
-            return self._claim_ready(step, num_missing, policy_version=policy_version, max_lag=max_lag)
+            return self._claim_ready(progress, num_missing)
         if not self._is_next_here():
             if num_ready := self._buffer.ledger().ready:
-                claimed = self._claim_ready(step, num_ready, policy_version=policy_version, max_lag=max_lag)
+                claimed = self._claim_ready(progress, num_ready)
                 self._early |= {group.ticket.group_id: group for group in claimed}
             self._awaited = self._buffer.unclaimed()  # a learner before this one may have opened some
         return [self._early.pop(min(self._early))] if self._is_next_here() else []
@@ -155,13 +152,14 @@ class Supply:
         """Whether the synchronous step's next group, by id, has been claimed."""
         return bool(self._early) and min(self._early) < min(self._awaited, default=math.inf)
 
-    def _claim_ready(self, step: int, num_groups: int, *, policy_version: int, max_lag: int) -> list[Group]:
-        replay = self._config.replay
+    def _claim_ready(self, progress: Progress, num_groups: int) -> list[Group]:
+        replay, version = self._config.replay, progress.policy_version
+        oldest = oldest_within(replay.max_lag, policy_version=version, resumptions=progress.resumptions)
         claimed = self._buffer.claim(
-            step,
+            progress.step + 1,
             num_groups,
-            policy_version=policy_version,
-            max_lag=max_lag,
+            policy_version=version,
+            max_lag=version - oldest,
             max_uses=replay.max_uses,
             beside_equal=self._equal_is_useless,
         )
