@@ -105,9 +105,7 @@ async def rollout(
     either. If this is cancelled, the record has everything so far.
     """
     if allowance.max_thought_tokens:
-        sampler = ThoughtLimit(
-            sampler, tokenizer, max_thought_tokens=allowance.max_thought_tokens, max_tokens=allowance.max_tokens
-        )
+        sampler = ThoughtLimit(sampler, tokenizer, allowance)
     try:
         async with asyncio.timeout(allowance.episode_timeout_s):
             if isinstance(env, DrivingEnv):

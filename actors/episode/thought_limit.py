@@ -9,6 +9,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Sampler
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, following
@@ -18,15 +19,12 @@ OTHER_SEED = 1 << 61  # of the rest: with one seed it would have the random numb
 
 
 class ThoughtLimit(Sampler):
-    """Generates as `sampler` does, but no longer thoughts than `max_thought_tokens`."""
+    """Generates as `sampler` does, but no longer thoughts than `allowance` has."""
 
-    def __init__(
-        self, sampler: Sampler, tokenizer: PreTrainedTokenizerBase, *, max_thought_tokens: int, max_tokens: int
-    ) -> None:
-        """`max_tokens` is the size of the context."""
+    def __init__(self, sampler: Sampler, tokenizer: PreTrainedTokenizerBase, allowance: Allowance) -> None:
         self._sampler, self._marks = sampler, thought_marks(tokenizer)
         self._encode, self._decode = encoder(tokenizer), decoder(tokenizer)
-        self._max_thought_tokens, self._max_tokens = max_thought_tokens, max_tokens
+        self._max_thought_tokens, self._max_tokens = allowance.max_thought_tokens, allowance.max_tokens
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens`; a thought that began within these, or with the reply, is closed. Raises as the sampler."""

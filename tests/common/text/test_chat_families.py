@@ -5,6 +5,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from slipstream.common.text.codec import decoder
 from slipstream.common.text.dialogue import Branch, Tokeniser
 from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
-from tests.actors.episode.episodes import attempt_on, engine_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
 
 MIDNIGHT_S = 1_784_937_600.0  # 2026-07-25, 00:00 UTC
@@ -392,7 +393,8 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
         lambda tokens, seed: encode(f"{opening} one two three four" if tokens == prompt else "click[b]<|im_end|>"),
         max_tokens=1000,
     )
-    limited = ThoughtLimit(engine, tokenizer, max_thought_tokens=len(encode(opening)) + 3, max_tokens=1000)
+    allowance = replace(ALLOWANCE, max_thought_tokens=len(encode(opening)) + 3, max_tokens=1000)
+    limited = ThoughtLimit(engine, tokenizer, allowance)
     completion = asyncio.run(limited.generate(prompt, attempt_on(max_turn_tokens=200).sampling))
     assert tokenizer.decode(completion.tokens) == f"{opening} on{closing}click[b]<|im_end|>"
 

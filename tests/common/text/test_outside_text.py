@@ -1,6 +1,7 @@
 """A piece of a conversation has the tokens that it has in the whole; no text of a world is a token of a template."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_words
 from slipstream.envhub.agent.prompts import Prompts
 from slipstream.tools.run.prepare import completion_of
-from tests.actors.episode.episodes import attempt_on, engine_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of
 from tests.common.text.chat_templates import CALLERS, family_tokenizer
 from tests.common.text.sentence_piece import FAMILIES, sentence_piece
 from tests.common.text.small_tokenizer import shop_tokenizer
@@ -154,7 +155,7 @@ def test_a_forced_mark_and_a_written_action_continue_the_text_before_them(family
     engine = engine_of(
         lambda tokens, seed: following(encode, "<think> one two three", after=tokenizer.decode(tokens)), max_tokens=1000
     )
-    limited = ThoughtLimit(engine, tokenizer, max_thought_tokens=5, max_tokens=1000)
+    limited = ThoughtLimit(engine, tokenizer, replace(ALLOWANCE, max_thought_tokens=5, max_tokens=1000))
     completion = asyncio.run(limited.generate(prompt, attempt_on(max_turn_tokens=12).sampling))
     assert tokenizer.decode(completion.tokens).startswith("<think> one two</think>")
     assert completion.tokens[5:8] == encode("two</think>")[-3:]
