@@ -1,22 +1,22 @@
-"""The limits of an episode, and the rules of its prompts."""
+"""The limits of an episode, and how its prompts are made."""
 
 from dataclasses import dataclass, field
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.common.config.config import Config
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.trajectory import StopReason
-from slipstream.common.text.chat import ChatRules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowance:
-    """What an episode may use up, and how it is played: its limits, and the rules of its prompts."""
+    """What an episode may use up, and how it is played."""
 
     max_turns: int
     max_tokens: int
     step_timeout_s: float
     episode_timeout_s: float
-    rules: ChatRules = field(default_factory=ChatRules)
+    model: ModelConfig = field(default_factory=ModelConfig)  # how a conversation becomes prompts
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
     max_thought_tokens: int = 0  # after which a thought is closed; 0: no limit of its own
 
@@ -27,7 +27,7 @@ class Allowance:
             max_tokens=config.model.max_tokens,
             step_timeout_s=config.env.step_timeout_s,
             episode_timeout_s=config.env.episode_timeout_s,
-            rules=ChatRules.of(config.model),
+            model=config.model,
             shows_admissible=config.env.show_admissible,
             max_thought_tokens=config.sampling.max_thought_tokens,
         )

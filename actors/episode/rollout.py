@@ -115,7 +115,7 @@ async def rollout(
             checked = CheckedEnv(env, timeout_s=allowance.step_timeout_s)
             actions = Actions(
                 env=checked,
-                chat=Chat(tokenizer, rules=allowance.rules, started_at_s=record.started_at_s),
+                chat=Chat(tokenizer, model=allowance.model, started_at_s=record.started_at_s),
                 action_format=action_format,
                 parse=parse,
                 shows=allowance.shows_admissible,

@@ -245,7 +245,7 @@ def make_setup(
     """The setup of every episode of `run` on this actor. Raises ConfigError for a malformed part of a reward."""
     allowance, parts = Allowance.of(run), reward_parts(run.env.entries())
     episodes = Episodes(max_running=actors.max_episodes)
-    judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, rules=allowance.rules, episodes=episodes), parts)
+    judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, model=allowance.model, episodes=episodes), parts)
     read_as(text_root(tokenizer), parts)
     return EpisodeSetup(
         run_id=run.run.name,

@@ -13,11 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.engine.engine import EngineDied, EngineError, Sampler
 from slipstream.actors.episode.answer import in_tokens
 from slipstream.actors.group.group import Episodes
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.http_answer import Passing
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.text.chat import Chat, ChatRules
+from slipstream.common.text.chat import Chat
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered, Usage
 
@@ -34,7 +35,7 @@ class OwnJudge:
 
     sampler: Sampler
     tokenizer: PreTrainedTokenizerBase
-    rules: ChatRules
+    model: ModelConfig
     episodes: Episodes = field(default_factory=Episodes)  # what the judge writes counts as kept: it is of use
 
     async def __call__(self, body: bytes) -> Answered:
@@ -49,13 +50,13 @@ class OwnJudge:
             raise EnvError(
                 f"what the judge is shown cannot be sent: {error}; correct the columns of the task"
             ) from None
-        chat = Chat(self.tokenizer, rules=self.rules, started_at_s=time.time())
+        chat = Chat(self.tokenizer, model=self.model, started_at_s=time.time())
         prompt = in_tokens(chat.open, tuple(request.messages))
-        room = self.rules.max_tokens - len(prompt)
+        room = self.model.max_tokens - len(prompt)
         if room < 1:
             raise EnvError(
                 f"the judge's prompt of {len(prompt)} tokens leaves no room in `model.max_tokens` = "
-                f"{self.rules.max_tokens}; lower max_chars of the judge"
+                f"{self.model.max_tokens}; lower max_chars of the judge"
             )
         sampling = Sampling(
             temperature=request.temperature, top_p=1.0, top_k=0, max_turn_tokens=min(request.max_tokens, room)

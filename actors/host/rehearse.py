@@ -20,7 +20,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ACT, ToolCalls, format_of
-from slipstream.common.text.chat import Chat, ChatRules
+from slipstream.common.text.chat import Chat
 from slipstream.common.text.chat_template import REFUSALS
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.pieces import check_pieces, check_words
@@ -63,7 +63,7 @@ def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
         if judge := own_judge(part):
             messages = (Message("system", judge.rubric.instructions), Message("user", "a"))
             with _explained(run, tokenizer, f"the prompt of the judge `{part.key}`", messages):
-                num_tokens = len(Chat(tokenizer, rules=ChatRules.of(run.model)).open(messages))
+                num_tokens = len(Chat(tokenizer, model=run.model).open(messages))
             if num_tokens >= run.model.max_tokens:
                 raise ConfigError(
                     f"`{part.key}.rubric` must be shorter than `model.max_tokens` = {run.model.max_tokens}, got a "
@@ -76,7 +76,7 @@ async def _check_lengths(run: Config, label: str, part: MixtureEntry, tokenizer:
 
     A text has at most as many tokens as bytes, so only long ones are encoded.
     """
-    most, chat, long = run.model.max_tokens, Chat(tokenizer, rules=ChatRules.of(run.model)), list[str]()
+    most, chat, long = run.model.max_tokens, Chat(tokenizer, model=run.model), list[str]()
     env, counts = make_any_env(part.name, part.options), num_rows(part)
     for split, index in [(split, index) for split, number in counts.items() for index in range(number)]:
         task = Task(env=label, split=split, index=index)
@@ -116,7 +116,7 @@ def _without_list(name: str, why: str) -> ConfigError:
 
 
 def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
-    action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
+    action_format, chat = format_of(run.env), Chat(tokenizer, model=run.model)
     messages = with_instructions(tuple(first.messages), action_format)
     calls = isinstance(action_format, ToolCalls)
     tools = (first.tools or (ACT,)) if calls else ()

@@ -3,9 +3,8 @@
 A prompt is never built by decoding and re-encoding the past, because a tokenizer rarely gives back the tokens that a
 policy sampled. Each extension renders the conversation as text, finds the text after what was rendered before, and
 encodes only that. Where a chat template changes only the white space of a reply, the reply stays as it was sampled. If
-it rewrites earlier text, for example by dropping earlier thoughts, a new branch begins, unless `ChatRules.history`
-keeps all replies as they were sampled. So does one if `ChatRules.context` shortens a conversation that fills its
-context.
+it rewrites earlier text, for example by dropping earlier thoughts, a new branch begins, unless `model.history` keeps
+all replies as they were sampled. So does one if `model.context` shortens a conversation that fills its context.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.message import Message, bare
 from slipstream.common.text.chat_template import REFUSALS, TurnMarks, prompt, rendered, turn_marks
@@ -27,8 +27,6 @@ from slipstream.common.text.thought import THOUGHT_MARKS, own_marks, thought_mar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from slipstream.common.config.model_config import ModelConfig
 
 SUMMARISE = (
     "Summarise what you have done and seen, and what remains to be done. You will keep the task and your summary; all "
@@ -45,21 +43,6 @@ _UNLIKE_ITS_PROMPT = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChatRules:
-    """How a conversation becomes prompts. The keys of `model` with the same names choose them."""
-
-    history: str = "template"  # earlier replies are as the chat template shows them, or as they were "sampled"
-    roles: str = "as_sent"  # messages keep their roles; or "alternate": user and assistant by turns, without a system
-
-    context: str = "stop"  # a conversation that fills the context: "stop", "window", "summary", or `module:function`
-    max_tokens: int = 0  # of the context; for all but "stop"
-
-    @classmethod
-    def of(cls, model: ModelConfig) -> ChatRules:
-        return cls(history=model.history, roles=model.roles, context=model.context, max_tokens=model.max_tokens)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """The tokens after the conversation so far; or, with `new_branch`, the whole prompt of a new sequence."""
 
@@ -71,11 +54,11 @@ class Chat:
     """One conversation between an environment and a policy."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, started_at_s: float | None = None
+        self, tokenizer: PreTrainedTokenizerBase, *, model: ModelConfig | None = None, started_at_s: float | None = None
     ) -> None:
         """`started_at_s` is the unix time whose date a template may write into the system message; default: now."""
         self._tokenizer = tokenizer
-        self._rules = rules or ChatRules()
+        self._model = model or ModelConfig()
         self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
         self._encode = encoder(tokenizer)
         self._decode = decoder(tokenizer)
@@ -90,7 +73,7 @@ class Chat:
         self._waiting: tuple[Message, ...] = ()  # the environment's answer, while the policy summarises
         self.is_summarising = False  # the next reply is a summary; `extend(())` then continues
         self._num_tokens = 0  # of the current branch
-        context = self._rules.context
+        context = self._model.context
         self._shorten = imported("model.context", context, Callable) if is_own(context) else None
 
     def open(self, messages: tuple[Message, ...], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -120,7 +103,7 @@ class Chat:
     def extend(self, messages: tuple[Message, ...]) -> Extension:
         """Add the environment's answer; return the tokens that the next prompt adds.
 
-        If the prompt takes more than three quarters of the context, `ChatRules.context` may shorten the conversation.
+        If the prompt takes more than three quarters of the context, `model.context` may shorten the conversation.
         Half of the context is the aim, because each new branch costs a whole prompt. With a context of "summary", the
         policy is asked for one instead, and the answer waits until it is written.
         """
@@ -128,9 +111,9 @@ class Chat:
             return self._resumed()
         replied, text, num_tokens = list(self._messages), self.text, self._num_tokens
         extension = self._extended(messages)
-        if self._rules.context == "stop" or 4 * self._num_tokens <= 3 * self._rules.max_tokens:
+        if self._model.context == "stop" or 4 * self._num_tokens <= 3 * self._model.max_tokens:
             return extension
-        if self._rules.context == "summary":
+        if self._model.context == "summary":
             self._messages, self.text, self._num_tokens = replied, text, num_tokens
             self._waiting, self.is_summarising = messages, True
             return self._extended((Message("user", SUMMARISE),))
@@ -168,7 +151,7 @@ class Chat:
 
         def fits(place: int) -> bool:
             tokens = self._encode(self._rendered(opening + self._messages[place:]))
-            return 2 * len(tokens) <= self._rules.max_tokens
+            return 2 * len(tokens) <= self._model.max_tokens
 
         if len(turns) < 2:
             return None
@@ -180,10 +163,10 @@ class Chat:
         made = shorten(tuple(self._messages))
         messages = list(made) if isinstance(made, list | tuple) else []
         if not messages or not all(isinstance(message, Message) for message in messages):
-            raise ValueError(f"`model.context` {self._rules.context} must return a list of Message, got {made!r:.200}")
+            raise ValueError(f"`model.context` {self._model.context} must return a list of Message, got {made!r:.200}")
         if messages[-1].role == "assistant":
             raise ValueError(
-                f"`model.context` {self._rules.context} returned messages that end with the assistant's; the policy "
+                f"`model.context` {self._model.context} returned messages that end with the assistant's; the policy "
                 "answers the last message, so keep the environment's"
             )
         return self._in_roles(tuple(messages))
@@ -212,11 +195,11 @@ class Chat:
         tail = _after_mark(self._rendered(marked))
         if tail is None or not whole.endswith(tail):
             return None
-        is_kept = self._rules.history == "sampled" or bare(whole.removesuffix(tail)) == bare(earlier)
+        is_kept = self._model.history == "sampled" or bare(whole.removesuffix(tail)) == bare(earlier)
         return tail if is_kept else None
 
     def _in_roles(self, messages: tuple[Message, ...]) -> list[Message]:
-        return list(alternating(messages) if self._rules.roles == "alternate" else messages)
+        return list(alternating(messages) if self._model.roles == "alternate" else messages)
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         return prompt(self._tokenizer, messages, today=self._today, tools=self._tools)

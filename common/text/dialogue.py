@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.message import Message
-from slipstream.common.text.chat import Chat, ChatRules, Extension, reply_form
+from slipstream.common.text.chat import Chat, Extension, reply_form
 from slipstream.common.text.chat_template import REFUSALS
 
 if TYPE_CHECKING:
@@ -31,14 +32,18 @@ class Tokeniser:
     """Tokenises conversations for one model. It renders with `slipstream.common.text.chat.Chat`, as actors do."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, recorded_at_s: float | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        model: ModelConfig | None = None,
+        recorded_at_s: float | None = None,
     ) -> None:
         """Raises ValueError for a chat template that changes what a policy writes.
 
         `recorded_at_s` is the unix time whose date a template may write into the system message; default: now.
         """
         self._tokenizer = tokenizer
-        self._rules = rules
+        self._model = model
         self._recorded_at_s = recorded_at_s
         self._form = reply_form(tokenizer)
 
@@ -61,7 +66,7 @@ class Tokeniser:
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not replies or replies[0] == 0:
             raise ValueError("no message is the assistant's" if not replies else "the first message is the assistant's")
-        chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._recorded_at_s)
+        chat = Chat(self._tokenizer, model=self._model, started_at_s=self._recorded_at_s)
         try:
             branches, first = [Branch()], tuple(messages[: replies[0]])
             if tools and chat.open(first) == chat.open(first, tools=tools):

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.common.text.chat import Chat, ChatRules, Extension
+from slipstream.common.text.chat import Chat, Extension
 from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import SPLIT, encoder, ending_tokens, marks_of, split_marks, whole_marks
 
@@ -83,9 +84,9 @@ class _Mark:
 class Transcriber:
     """Reads trajectories with their tokenizer. Its template is probed once a day, as it may write the date."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model: ModelConfig | None = None) -> None:
         self._tokenizer = tokenizer
-        self._rules = rules
+        self._model = model
         self._readers: dict[date, _Reader] = {}
         self._reader(time.time())
 
@@ -129,16 +130,16 @@ class Transcriber:
     def _reader(self, at_s: float) -> _Reader:
         now = datetime.fromtimestamp(at_s, UTC)
         if now.date() not in self._readers:
-            self._readers[now.date()] = _Reader(self._tokenizer, rules=self._rules, today=now)
+            self._readers[now.date()] = _Reader(self._tokenizer, model=self._model, today=now)
         return self._readers[now.date()]
 
 
 class _Reader:
     """Reads the messages of trajectories of one day."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None, today: datetime) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model: ModelConfig | None, today: datetime) -> None:
         self._tokenizer = tokenizer
-        self._rules = rules
+        self._model = model
         self._today = today
         self._ending, self._marks = ending_tokens(tokenizer), marks_of(tokenizer)
         self._encode = encoder(tokenizer)
@@ -156,7 +157,7 @@ class _Reader:
 
     def messages(self, prompts: list[_Prompt]) -> list[Message] | None:
         """The whole conversation; None unless `Chat` renders it to the recorded prompts."""
-        chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._today.timestamp())
+        chat = Chat(self._tokenizer, model=self._model, started_at_s=self._today.timestamp())
         messages, ended_with = list[Message](), None
         for prompt in prompts:
             observed = self._observed(prompt, ended_with=ended_with)

@@ -19,7 +19,6 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import training
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.rows.row_source import is_hub
-from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_words
 from slipstream.learner.fit.fit_options import FitOptions
@@ -125,7 +124,7 @@ def _examples(
     tokenizer = load_tokenizer(Path(config.model.path), config.model)
     tokeniser = Tokeniser(
         tokenizer,
-        rules=ChatRules.of(config.model),
+        model=config.model,
         recorded_at_s=None if is_hub(data) else Path(data).stat().st_mtime,  # the same on every rank, and if resumed
     )
     texts = (message.content for sample in parts[0] for side in sample.sides for message in side.messages)

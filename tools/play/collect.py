@@ -23,7 +23,6 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.common.rows.row_source import Row
-from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import EnvError
 from slipstream.tools.data.chat_file import read_chat_file
@@ -65,7 +64,7 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
 def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> int:
     """Have the expert play, without an engine, and write its trajectories in the tokens of the model. Return 0."""
     tokenizer = fixed_tokenizer(config)
-    transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
+    transcriber = Transcriber(tokenizer, model=config.model)
     tasks, scoring = tasks_to_play(options, config), scoring_of(config, tokenizer)
     try:
         trajectories = list(expert_episodes(config, tokenizer, tasks, noise=options.noise, scoring=scoring))
@@ -83,7 +82,7 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
     What has ended is in a journal beside `path` until all rows are written, so the same command continues.
     """
     tokenizer = fixed_tokenizer(config)
-    transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
+    transcriber = Transcriber(tokenizer, model=config.model)
     server, tasks = read_chat_file(Path(options.server)), tasks_to_play(options, config)
     with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
         if any(
@@ -121,7 +120,7 @@ def collect_on(
     In all three cases the trajectories that have finished are written. Raises ConfigError if every episode failed.
     """
     # Before playing: it raises for a chat template that it cannot read.
-    transcriber = Transcriber(stage.tokenizer, rules=stage.allowance.rules)
+    transcriber = Transcriber(stage.tokenizer, model=stage.allowance.model)
     collected, exit_code = Collected(), 0
     try:
         asyncio.run(_collect(stage, config, options, collected, values))

@@ -16,7 +16,6 @@ from slipstream.common.process.printable import printable
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
 from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory, decode_trajectory
-from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.replay.buffer.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
@@ -160,7 +159,7 @@ def transcriber_of(folder: Path, model: ModelConfig) -> Transcriber:
     """Turns the tokens of the run whose model is in `folder` into text. Raises ConfigError if it is not there."""
     if not (folder / "tokenizer_config.json").is_file():
         raise ConfigError(f"the run's model folder {folder} is not on this host; give a copy as model.path=FOLDER")
-    return Transcriber(load_tokenizer(folder, model), rules=ChatRules.of(model))
+    return Transcriber(load_tokenizer(folder, model), model=model)
 
 
 def read_archived(archive: Archive, step: int) -> ArchivedStep:

@@ -215,8 +215,8 @@ def expert_episodes(
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
     allowance = replace(Allowance.of(config), max_thought_tokens=0)  # an expert chooses
     work = LongWork("episodes of the expert", len(tasks), report=report_on_stderr)
-    if allowance.rules.context == "summary":  # an expert writes none
-        allowance = replace(allowance, rules=replace(allowance.rules, context="stop"))
+    if allowance.model.context == "summary":  # an expert writes none
+        allowance = replace(allowance, model=replace(allowance.model, context="stop"))
     with asyncio.Runner() as runner:
         try:
             num_failed = 0

@@ -19,6 +19,7 @@ from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
@@ -33,7 +34,7 @@ from slipstream.common.text.action_format import (
     action_format,
     called,
 )
-from slipstream.common.text.chat import SUMMARISE, SUMMARY, ChatRules, reply_form
+from slipstream.common.text.chat import SUMMARISE, SUMMARY, reply_form
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError
@@ -221,7 +222,7 @@ def call_of(action: str) -> str:
 
 
 async def walked(
-    name: str, walker: Walker, rules: ChatRules, record: EpisodeRecord, *, max_turns: int = TURNS
+    name: str, walker: Walker, model: ModelConfig, record: EpisodeRecord, *, max_turns: int = TURNS
 ) -> Trajectory:
     return await rollout(
         record,
@@ -229,7 +230,7 @@ async def walked(
         sampler=walker.engine(),
         tokenizer=walker.tokenizer,
         action_format=action_format(name, OWN),
-        allowance=replace(ROOMY, max_turns=max_turns, max_tokens=walker.max_tokens, rules=rules),
+        allowance=replace(ROOMY, max_turns=max_turns, max_tokens=walker.max_tokens, model=model),
         parse=parse_hermes,
     )
 
@@ -239,12 +240,12 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
     name: str, context: str, family: str, tmp_path: Path
 ) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
-    roles = "alternate" if family == "gemma" else "as_sent"
-    rules = ChatRules(context=context, max_tokens=CONTEXT_TOKENS, roles=roles)
+    model = ModelConfig(context=context, max_tokens=CONTEXT_TOKENS)
+    model.roles = "alternate" if family == "gemma" else "as_sent"
     made = action_format(name, OWN)
     write = call_of if name == "tools" else made.write
     walker, attempt = Walker(tokenizer, write), attempt_on(max_turn_tokens=120)
-    whole = asyncio.run(walked(name, walker, rules, EpisodeRecord(attempt=attempt)))
+    whole = asyncio.run(walked(name, walker, model, EpisodeRecord(attempt=attempt)))
     check(whole, vocab_size=len(tokenizer))
     assert all(turn.valid_action for turn in whole.turns[:-1])  # the end of the context may cut the last reply
     sampled = sum(int(sequence.loss_mask.sum()) for sequence in sequences_of(whole, advantage=1.0))
@@ -259,17 +260,17 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
     for num_turns in {2, len(whole.turns) - 1, *ends[:2], *(end - 1 for end in ends[:2])} - {0}:
         record = EpisodeRecord(attempt=attempt)
         first = Walker(tokenizer, write)
-        asyncio.run(walked(name, first, rules, record, max_turns=num_turns))
+        asyncio.run(walked(name, first, model, record, max_turns=num_turns))
         second = Walker(tokenizer, write, num_actions=first.num_actions)
-        ended = asyncio.run(walked(name, second, rules, resumed_record(attempt, record.partial())))
+        ended = asyncio.run(walked(name, second, model, resumed_record(attempt, record.partial())))
         assert timeless(ended) == timeless(whole)
 
 
 def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_task_and_newest_answer(tmp_path: Path) -> None:
     tokenizer = family_tokenizer("llama3", tmp_path)
-    rules = ChatRules(context="summary", max_tokens=CONTEXT_TOKENS)
+    model = ModelConfig(context="summary", max_tokens=CONTEXT_TOKENS)
     walker = Walker(tokenizer, FORMATS["action_tag"].write)
-    whole = asyncio.run(walked("action_tag", walker, rules, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120))))
+    whole = asyncio.run(walked("action_tag", walker, model, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120))))
     asked = [place for place, prompt in enumerate(walker.prompts) if SUMMARISE in prompt]
     assert len(asked) >= 2 and len(whole.branch_starts) == len(asked) + 1
     for place in asked:
@@ -280,7 +281,7 @@ def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_task_and_newe
         assert turn.stop in whole.branch_starts
         assert text.count(SUMMARY) == 1 and text.count("I walked ") == 1 and SUMMARISE not in text
     assert all(turn.state_key for place, turn in enumerate(whole.turns) if place not in asked)
-    read = Transcriber(tokenizer, rules=rules).read(whole)
+    read = Transcriber(tokenizer, model=model).read(whole)
     assert read.fidelity is Fidelity.NONE and len(read.turns) == TURNS
 
 
@@ -337,7 +338,7 @@ def test_a_malformed_call_is_answered_and_counts_as_an_invalid_action(tmp_path: 
     texts = iter([*bad, '<tool_call>{"name": "act", "arguments": {"action": 3}}</tool_call>', good])
     walker = Walker(tokenizer, lambda _: next(texts), max_tokens=4000)
     record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=200))
-    whole = asyncio.run(walked("tools", walker, ChatRules(), record, max_turns=5))
+    whole = asyncio.run(walked("tools", walker, ModelConfig(), record, max_turns=5))
     assert [turn.valid_action for turn in whole.turns] == [False] * 4 + [True]
     for exchange in record.exchanges[:4]:
         assert exchange.action == ""

@@ -15,6 +15,7 @@ from slipstream.actors.engine.engine import Completion
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import (
@@ -26,7 +27,6 @@ from slipstream.common.records.trajectory import (
     decode_trajectory,
     encode_trajectory,
 )
-from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import Env, Observation
 from slipstream.envhub.household.household import HouseholdEnv
 from slipstream.envhub.shop.shop import ShopEnv
@@ -58,7 +58,7 @@ class World:
     tokenizer: PreTrainedTokenizerBase
     pieces: Callable[[str], list[str]]  # the text, in pieces that are encoded one by one
     thought: str = ""  # written before every action
-    rules: ChatRules = field(default_factory=ChatRules)
+    model: ModelConfig = field(default_factory=ModelConfig)
     cut_every_s: float = 2.0
 
 
@@ -68,7 +68,7 @@ WORLDS = {
     "shop": SHOP,
     "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list),
     "a history that is rewritten": replace(SHOP, **FORGETS, cut_every_s=7.0),
-    "a window": replace(SHOP, rules=ChatRules(context="window", max_tokens=100)),
+    "a window": replace(SHOP, model=ModelConfig(context="window", max_tokens=100)),
 }
 
 
@@ -114,7 +114,7 @@ async def played(world: World, record: EpisodeRecord, asked: list[tuple[list[int
     sampler = Sampled(engine_of(wandering(env, world), max_tokens=LONG.max_tokens, token_time_s=TOKEN_TIME_S))
     try:
         return await rollout_of(
-            env, sampler, record=record, tokenizer=world.tokenizer, allowance=replace(LONG, rules=world.rules)
+            env, sampler, record=record, tokenizer=world.tokenizer, allowance=replace(LONG, model=world.model)
         )
     finally:
         asked += sampler.asked
@@ -159,7 +159,7 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
 
     uninterrupted, asked_once, took_s = run_skipping(whole())
     assert len(uninterrupted.turns) > 3
-    if world.rules.context == "window":
+    if world.model.context == "window":
         assert len(uninterrupted.branch_starts) > 1
     assert uninterrupted.kept is not None
     nums_of_turns, num_cut_in_steps = set(), 0

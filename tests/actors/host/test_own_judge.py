@@ -10,9 +10,9 @@ import pytest
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
 from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.host.own_judge import OwnJudge
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling, VersionSpan
-from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.part import Part, group_parts, judge_by, parts_of
 from slipstream.envhub.rewards.sibling_judge import sibling_marks
@@ -60,7 +60,7 @@ class Marker:
 
 def parts_by(policy: Marker, rewards: dict[str, Any]) -> list[Part]:
     parts = parts_of("env.rewards", rewards)
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=ModelConfig(max_tokens=8192)), {"shop": parts})
     return parts
 
 

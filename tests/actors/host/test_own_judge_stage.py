@@ -16,9 +16,9 @@ import redis
 from slipstream.actors.engine.engine import Completion, EngineDied
 from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
-from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
 from slipstream.envhub.rewards.part import book_on, judge_by
 from slipstream.learner.supply.supply import Supply
@@ -106,8 +106,8 @@ class Scene:
         """An actor plays, with room for one group, until the run is over behind this."""
         parts = scoring(self.actor, self.rewards)
         setup = dataclasses.replace(self.actor.setup, engine=policy, scoring=parts)
-        rules = ChatRules(max_tokens=MAX_TOKENS)
-        own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=rules, episodes=setup.episodes)
+        model = ModelConfig(max_tokens=MAX_TOKENS)
+        own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=model, episodes=setup.episodes)
         judge_by(own, parts.parts)
         book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
         buffers = {"eval": self.evaluations.actor, "train": self.buffer.actor}

@@ -8,9 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.text.chat import Chat, ChatRules, Extension
+from slipstream.common.text.chat import Chat, Extension
 from slipstream.common.text.codec import end_tokens
 from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer
 
@@ -79,7 +80,7 @@ def conversation(chat: Chat, num_turns: int) -> list[Extension]:
 
 
 def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_renders() -> None:
-    extensions = conversation(Chat(TOKENIZER, rules=ChatRules(context="window", max_tokens=600)), 30)
+    extensions = conversation(Chat(TOKENIZER, model=ModelConfig(context="window", max_tokens=600)), 30)
     length, windows, kept_from = len(rendered(SYSTEM, ASK)), [], 0
     for turn, extension in enumerate(extensions):
         length += len(ids(f"click[{turn}]")) + 1 + len(extension.tokens)
@@ -104,7 +105,7 @@ def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_r
 
 
 def test_a_window_keeps_the_last_turn_even_if_it_takes_more_than_half() -> None:
-    chat = Chat(TOKENIZER, rules=ChatRules(context="window", max_tokens=300))
+    chat = Chat(TOKENIZER, model=ModelConfig(context="window", max_tokens=300))
     chat.open((SYSTEM, ASK))
     for content, new_branch in (("x" * 200, False), ("y" * 200, True), ("z" * 200, True)):
         chat.reply(ids(f"click[a]{END}"))
@@ -127,8 +128,8 @@ def cuts_all(messages: tuple[Message, ...]) -> list[Message]:
 
 
 def test_a_function_of_the_users_shortens_a_conversation() -> None:
-    rules = ChatRules(context="tests.common.text.test_chat:newest", max_tokens=400)
-    extensions = conversation(Chat(TOKENIZER, rules=rules), 12)
+    model = ModelConfig(context="tests.common.text.test_chat:newest", max_tokens=400)
+    extensions = conversation(Chat(TOKENIZER, model=model), 12)
     first = next(turn for turn, extension in enumerate(extensions) if extension.new_branch)
     shown = (Message("system", f"{4 + 2 * first} messages were cut"), Message("user", f"seen {first}"))
     assert extensions[first].tokens == rendered(*shown)
@@ -151,6 +152,6 @@ def test_the_function_of_the_page_keeps_its_notes() -> None:
     [("cuts_all", r"must return a list of Message, got \[\]"), ("cuts_to_the_answer", "end with the assistant's")],
 )
 def test_a_function_that_returns_no_conversation_is_refused(function: str, complaint: str) -> None:
-    rules = ChatRules(context=f"tests.common.text.test_chat:{function}", max_tokens=400)
+    model = ModelConfig(context=f"tests.common.text.test_chat:{function}", max_tokens=400)
     with pytest.raises(ValueError, match=complaint):
-        conversation(Chat(TOKENIZER, rules=rules), 8)
+        conversation(Chat(TOKENIZER, model=model), 8)

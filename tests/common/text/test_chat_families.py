@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -15,10 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.rows.message_fields import read_message
-from slipstream.common.text.chat import Chat, ChatRules, reply_form
+from slipstream.common.text.chat import Chat, reply_form
 from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import decoder
 from slipstream.common.text.dialogue import Branch, Tokeniser
@@ -91,10 +93,10 @@ def branches_of(
     follows: tuple[Message, ...],
     *,
     num_turns: int = TURNS,
-    rules: ChatRules | None = None,
+    model: ModelConfig | None = None,
 ) -> int:
     """Play some turns; return the number of branches. Every token of the sequence is checked after each turn."""
-    chat, encode = Chat(tokenizer, rules=rules), encode_with(tokenizer)
+    chat, encode = Chat(tokenizer, model=model), encode_with(tokenizer)
     end = encode(reply_form(tokenizer).ends["tool" if follows is RESULTS else "user"])
     sequence, num_branches = chat.open(opening), 0
     for _ in range(num_turns):
@@ -112,17 +114,17 @@ def branches_of(
         sequence += extension.tokens
         messages = [{"role": message.role, "content": message.content} for message in chat._messages]
         shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        if rules is None:  # white space apart, the policy reads what the template renders
+        if model is None:  # white space apart, the policy reads what the template renders
             assert "".join(tokenizer.decode(sequence).split()) == "".join(shown.split())
     return num_branches
 
 
 def played(
-    tokenizer: PreTrainedTokenizerBase, family: str, *, follows: str, thinks: bool, rules: ChatRules | None = None
+    tokenizer: PreTrainedTokenizerBase, family: str, *, follows: str, thinks: bool, model: ModelConfig | None = None
 ) -> int:
     reply = THOUGHT.removeprefix("<think>\n") if thinks and family == "deepseek" else THOUGHT if thinks else PLAIN
     return branches_of(
-        tokenizer, opening_of(family), reply, QUESTION if follows == "question" else RESULTS, rules=rules
+        tokenizer, opening_of(family), reply, QUESTION if follows == "question" else RESULTS, model=model
     )
 
 
@@ -137,8 +139,8 @@ def test_a_conversation_of_20_turns_reads_as_its_template_renders_it_and_branche
 @every_case
 def test_a_history_of_what_was_sampled_never_branches(tmp_path: Path, family: str, follows: str, thinks: bool) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
-    rules = ChatRules(history="sampled")
-    assert played(tokenizer, family, follows=follows, thinks=thinks, rules=rules) == 0
+    model = ModelConfig(history="sampled")
+    assert played(tokenizer, family, follows=follows, thinks=thinks, model=model) == 0
 
 
 def test_an_argument_of_the_template_keeps_thoughts_and_is_part_of_the_hash(tmp_path: Path) -> None:
@@ -207,13 +209,14 @@ def test_the_date_of_an_episode_is_that_of_its_start(tmp_path: Path) -> None:
 
 def test_alternate_roles_are_accepted_by_a_template_that_refuses_others(tmp_path: Path) -> None:
     tokenizer = family_tokenizer("gemma", tmp_path)
-    chat, rules = Chat(tokenizer, rules=ChatRules(roles="alternate")), ChatRules(roles="alternate")
+    model = ModelConfig(roles="alternate")
+    chat = Chat(tokenizer, model=model)
     prompt = tokenizer.decode(chat.open((SYSTEM, ASK)))
     assert prompt == "<bos><start_of_turn>user\ncall a tool\n\n find ab a<end_of_turn>\n<start_of_turn>model\n"
     chat.reply(encode_with(tokenizer)("look<end_of_turn>"))
     added = tokenizer.decode(chat.extend((*RESULTS, *QUESTION)).tokens)
     assert added == "\n<start_of_turn>user\nab: 1\n\na: 2\n\n and ab?<end_of_turn>\n<start_of_turn>model\n"
-    (branch,) = Tokeniser(tokenizer, rules=rules).branches([SYSTEM, ASK, Message("assistant", "look")])
+    (branch,) = Tokeniser(tokenizer, model=model).branches([SYSTEM, ASK, Message("assistant", "look")])
     assert tokenizer.decode(branch.tokens) == f"{prompt}look<end_of_turn>"
     with pytest.raises(ValueError, match="the chat template refuses the conversation: System role not supported"):
         Tokeniser(tokenizer).branches([SYSTEM, ASK, Message("assistant", "look")])
@@ -244,12 +247,12 @@ def learnt_texts(tokenizer: PreTrainedTokenizerBase, branches: Sequence[Branch])
 @every_family
 @pytest.mark.parametrize("history", ["template", "sampled"])
 def test_every_reply_is_learned_once_as_the_template_renders_it_when_it_is_the_last(
-    tmp_path: Path, family: str, history: str
+    tmp_path: Path, family: str, history: Literal["template", "sampled"]
 ) -> None:
     """The other derivation: the whole rendering up to each reply, less the rendering up to its prompt."""
     tokenizer = family_tokenizer(family, tmp_path)
     messages = conversation(family, "one", "two")
-    branches = Tokeniser(tokenizer, rules=ChatRules(history=history)).branches(messages)
+    branches = Tokeniser(tokenizer, model=ModelConfig(history=history)).branches(messages)
     learnt = learnt_texts(tokenizer, branches)
     dicts = [{"role": message.role, "content": message.content} for message in messages]
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]

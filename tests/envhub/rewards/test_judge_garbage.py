@@ -11,8 +11,8 @@ import redis
 
 from slipstream.actors.engine.engine import Completion
 from slipstream.actors.host.own_judge import OwnJudge
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards import attempts
 from slipstream.envhub.rewards.episode import Reading
@@ -114,7 +114,7 @@ def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) ->
         else {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}}
     )
     (part,) = parts_of("env.rewards", {"good": settings | ({} if compare == "episode" else {"compare": compare})})
-    policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
+    policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, model=ModelConfig(max_tokens=8192))
     judge_by(policy, {"shop": [part]})
     return part
 

@@ -11,7 +11,6 @@ import pytest
 
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.records.trajectory import Task
-from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.envhub.catalogue import make_env
 from slipstream.tools.cli.cli import main
@@ -195,7 +194,7 @@ def test_fits_learn_the_tokens_that_their_marks_leave(name: str, tmp_path: Path)
     samples, left_out = read(path)
     assert (len(samples), left_out) == (form.reads, {})
     tokenizer = byte_tokenizer(CHATML)
-    tokeniser = Tokeniser(tokenizer, rules=ChatRules.of(ModelConfig()))
+    tokeniser = Tokeniser(tokenizer, model=ModelConfig())
     for sample, text in zip(samples, form.learned, strict=True):
         (side,) = sample.sides
         (branch,) = tokeniser.branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)

@@ -15,7 +15,7 @@ from slipstream.actors.episode.actions import with_instructions
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ActionFormat, format_of
-from slipstream.common.text.chat import Chat, ChatRules
+from slipstream.common.text.chat import Chat
 from slipstream.envhub.catalogue import make_env, num_train_tasks
 from slipstream.learner.supply.curriculum import task_index
 
@@ -30,7 +30,7 @@ class Episode:
     def __init__(self, task: Task, config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
         self._config = config
         self._format: ActionFormat = format_of(config.env)
-        self._chat = Chat(tokenizer, rules=ChatRules.of(config.model))
+        self._chat = Chat(tokenizer, model=config.model)
         self._env = make_env(config.env.name, config.env.options)
         first = at_once(self._env.reset(task))
         self.tokens = self._chat.open(with_instructions(first.messages, self._format))
