@@ -27,7 +27,6 @@ from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.slots import OwnRows
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
-from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.replay.run.diagnosis import Diagnosis
@@ -71,7 +70,7 @@ class Lead:
         num_reopened = connections.train.reopen(progress.step)
         if num_reopened:
             log.info("%d groups claimed by steps after %d are ready again", num_reopened, progress.step)
-        self._connections = connections
+        self.connections = connections
         self._config = config
         self._conditions = conditions
         self._run_dir, self._fence = run_dir, fence
@@ -95,14 +94,9 @@ class Lead:
         """The state of the run at a look of a few seconds ago; None before the first."""
         return self._record.watch.found
 
-    @property
-    def train(self) -> LearnerBuffer:
-        """The training stream's buffer."""
-        return self._connections.train
-
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` with a version above every published one, so that no version number is used twice."""
-        offered = self._connections.bulletin.highest_version()  # -1 if the server came back empty
+        offered = self.connections.bulletin.highest_version()  # -1 if the server came back empty
         highest = max(offered, self._highest_version, progress.highest_published)
         version = progress.policy_version if highest < 0 else max(progress.policy_version, highest) + 1
         return progress.resumed_as(version)
@@ -133,7 +127,7 @@ class Lead:
         """
         self._archive.sync()
         try:
-            self._connections.check_epochs()
+            self.connections.check_epochs()
         except RedisAway as error:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
         with self._fence.held():
@@ -143,7 +137,7 @@ class Lead:
 
     def train_from_here(self) -> None:
         """Set the run's state to TRAINING: actors may expect tickets and weights."""
-        self._connections.fleet.set_run_state(RunState.TRAINING)
+        self.connections.fleet.set_run_state(RunState.TRAINING)
 
     def open_evaluation(self, progress: Progress) -> Evaluation | None:
         """Open an evaluation of the weights of `progress`, which must be the newest published ones.
@@ -152,7 +146,7 @@ class Lead:
         """
         if not num_held_out(self._config):
             return None
-        return Evaluation(self._connections.evaluation, self._config, progress)
+        return Evaluation(self.connections.evaluation, self._config, progress)
 
     def evaluate_once(self, progress: Progress, name: str, shutdown: Shutdown) -> None:
         """Evaluate the weights of `progress`, unless `name` was evaluated before this learner resumed."""
@@ -183,7 +177,7 @@ class Lead:
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write the metrics of the step that followed `before`; renew the heartbeat."""
-        self._connections.fleet.renew()
+        self.connections.fleet.renew()
         self._record.write_step(
             batch, step, before=before, times_s=times_s, publish=self.publisher.stats, refusals=self.refusals
         )
@@ -193,10 +187,10 @@ class Lead:
 
     def finish(self) -> None:
         """Set the run's state to FINISHED."""
-        self._connections.fleet.set_run_state(RunState.FINISHED)
+        self.connections.fleet.set_run_state(RunState.FINISHED)
 
     def close(self) -> None:
-        self._connections.close()
+        self.connections.close()
         self.publisher.close()
         self._record.close()
 
@@ -210,7 +204,7 @@ class Lead:
             self._run_dir.next_tally.replace(self._run_dir.tally)
             sync_path(self._run_dir.path)
         try:
-            self._connections.train.settle(step)
+            self.connections.train.settle(step)
         except RedisAway as error:
             log.warning("step %d is not settled yet; the next start will settle it: %s", step, error)
 

@@ -85,7 +85,7 @@ class Place:
 
     def claim_one(self, lead: Lead, *, step: int) -> list[Group]:
         """Open a group, play it, and claim it for `step`."""
-        buffer = lead.train
+        buffer = lead.connections.train
         buffer.open([ticket(step)])
         self.views.insert(leased(self.views))
         groups = buffer.claim(step, 1, policy_version=0, max_lag=10)
@@ -122,19 +122,19 @@ def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(place: Place
     fleet.beat(msgspec.structs.replace(MEMBER, price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=20))
     fleet.leave(MEMBER.name)
     place.claim_one(lead, step=1)
-    lead.train.drop([1], "zero_variance")
+    lead.connections.train.drop([1], "zero_variance")
     lead.write_summary()
     cost = json.loads(place.dir.summary.read_text())["cost"]
     assert (cost["dollars"], cost["dollars_per_million_tokens"], cost["tokens_trained"]) == (1.0, None, 0)
     assert cost["wasted_tokens"].keys() == {"preempted", "zero_variance"}
     assert cost["wasted_tokens"]["preempted"] == 30
-    assert cost["wasted_tokens"]["zero_variance"] == lead.train.ledger().tokens["dropped:zero_variance"] > 0
+    assert cost["wasted_tokens"]["zero_variance"] == lead.connections.train.ledger().tokens["dropped:zero_variance"] > 0
 
 
 def test_success_is_of_all_finished_episodes_unless_named_trained(place: Place, lead: Lead, shutdown: Shutdown) -> None:
     """Both members of groups 0 and 1 succeed, which teaches nothing; of groups 2 and 3 one each, which are trained."""
     settings = load_config(None, ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=1"])
-    supply = Supply(lead.train, settings, first_group_id=0)
+    supply = Supply(lead.connections.train, settings, first_group_id=0)
     supply.admit(1, [], published_version=0)
     work(place.views, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
     batch = supply.next_batch(ahead_of(1), shutdown)
@@ -162,7 +162,7 @@ def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(p
     place.play_and_record(resumed, step=3, as_step=2)
     resumed.close()
     assert place.produced() == [(1, 2), (2, 4)]
-    assert resumed.train.ledger().inserted == 6
+    assert resumed.connections.train.ledger().inserted == 6
 
 
 def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(place: Place) -> None:
@@ -178,7 +178,7 @@ def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(place: Pla
 
 
 def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not(place: Place, lead: Lead) -> None:
-    buffer = lead.train
+    buffer = lead.connections.train
     place.claim_one(lead, step=1)
     settle = lead.prepare_checkpoint(after(1))
     place.claim_one(lead, step=2)  # while the checkpoint is written
@@ -200,7 +200,7 @@ def test_a_learner_killed_before_its_checkpoint_was_settled_leaves_a_whole_tally
     assert (at_first.durable_step, at_first.lag) == (0, {})
     resumed = place.begin(progress=after(1))
     resumed.close()
-    assert resumed.train.ledger().trained == 1
+    assert resumed.connections.train.ledger().trained == 1
     tally = load_tally(place.dir.tally)
     assert (tally.durable_step, tally.lag) == (1, {"0": 2})
 
@@ -234,7 +234,7 @@ def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(pla
         settle()
     with pytest.raises(FencedOut):
         lead.prepare_checkpoint(progress)
-    assert lead.train.ledger().trained == 0
+    assert lead.connections.train.ledger().trained == 0
 
 
 def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor(place: Place, lead: Lead) -> None:

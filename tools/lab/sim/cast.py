@@ -398,7 +398,7 @@ def _take_the_lead(learner: Any, joined: Any, _: Any) -> Lead:
 
 def _supply(learner: Any, lead: Lead) -> Supply:
     sleep = getcurrent().process.cast.world.sleep
-    return Supply(lead.train, CONFIG, first_group_id=learner.progress.next_group_id, sleep=sleep)
+    return Supply(lead.connections.train, CONFIG, first_group_id=learner.progress.next_group_id, sleep=sleep)
 
 
 def _train_on(learner: Any, batch: Any, _: Any) -> Any:
