@@ -1,10 +1,9 @@
 """The cost of a run's actors, and the tokens that were generated but never trained on."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slipstream.replay.fleet.fleet import Member
+from slipstream.replay.fleet.fleet import Census
 from slipstream.replay.records.ledger import Ledger
 
 
@@ -34,13 +33,13 @@ class Cost:
     episodes have the reason of the drop. "preempted" are tokens of actors that have left, without the other two."""
 
 
-def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledger, tokens_trained: int) -> Cost:
-    """The cost of a run: `everyone` has taken part, `alive` still do. A minute at 0.60 $ an hour costs one cent."""
-    serving = {member.name for member in alive}
+def cost_of(census: Census, *, ledger: Ledger, tokens_trained: int) -> Cost:
+    """The cost of a run, of everyone in `census`. A minute at 0.60 $ an hour costs one cent."""
+    serving = {member.name for member in census.alive}
     shares: dict[tuple[str, float], ActorCost] = {}
     wasted: dict[str, int] = defaultdict(int)
     dollars_per_hour, of_spot = 0.0, 0.0
-    for member in everyone:
+    for member in census.everyone:
         what = (member.instance_kind, member.price_per_hour)
         share = shares.setdefault(what, ActorCost(instance_kind=what[0], price_per_hour=what[1]))
         share.num_actors += 1

@@ -73,8 +73,8 @@ class FleetWatch:
     def _look(self, now_s: float) -> None:
         facts = self._observer.facts(self._steps())
         metrics, found, tokens = Metrics(), diagnose(facts), self._tokens_trained()
-        add_fleet(metrics, ledger=facts.ledger, actors=facts.actors)
-        add_cost(metrics, cost_of(facts.everyone, alive=facts.actors, ledger=facts.ledger, tokens_trained=tokens))
+        add_fleet(metrics, ledger=facts.ledger, actors=facts.census.alive)
+        add_cost(metrics, cost_of(facts.census, ledger=facts.ledger, tokens_trained=tokens))
         if line := self._faults.line(found, now_s=now_s):
             log.warning("%s", printable(line))
         is_new = self.found is None or found.cause != self.found.cause

@@ -23,7 +23,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
 from slipstream.learner.lead.connections import Connections
-from slipstream.learner.lead.cost import Cost, cost_of
+from slipstream.learner.lead.cost import cost_of
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
 from slipstream.learner.lead.overview import describe, place_of
@@ -115,7 +115,7 @@ class RunRecord:
         add_flow(metrics, batch, self.tally.recorded, ledger)
         add_fleet(metrics, ledger=ledger, actors=actors)
         add_publishing(metrics, actors=actors, publish=publish)
-        add_cost(metrics, self._cost(ledger, census))
+        add_cost(metrics, cost_of(census, ledger=ledger, tokens_trained=self.tally.tokens_trained))
         metrics.add("fleet/unreadable_members", self._connections.fleet.num_unreadable)
         metrics.add("fleet/refusing_actors", refusals.log_new(actors))
         metrics.add("replay/repairs", ledger.repairs)
@@ -179,7 +179,7 @@ class RunRecord:
                 "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
             },
             "produced": dataclasses.asdict(newest) if newest else None,
-            "cost": dataclasses.asdict(self._cost(ledger, census)),
+            "cost": dataclasses.asdict(cost_of(census, ledger=ledger, tokens_trained=tally.tokens_trained)),
             "first_reward_s": tally.first_reward_s,
             "wall_s": wall_s,
             "run_dir": str(self._run_dir.path),
@@ -197,10 +197,6 @@ class RunRecord:
             self._census = self._connections.fleet.census()
             self._reading_s, self._read_at = time.monotonic() - now, now
         return self._census
-
-    def _cost(self, ledger: Ledger, census: Census) -> Cost:
-        tokens = self.tally.tokens_trained
-        return cost_of(census.everyone, alive=census.alive, ledger=ledger, tokens_trained=tokens)
 
     def _advise(self, ledger: Ledger, actors: Sequence[Member], times_s: dict[str, float]) -> int:
         """The advised number of actors, including the measurements of this step."""

@@ -6,11 +6,11 @@ The order is that of causes: where no actor is alive, whatever else looks wrong 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from slipstream.common.config.config import Config
-from slipstream.replay.fleet.fleet import Member, RunState
+from slipstream.replay.fleet.fleet import Census, RunState
 from slipstream.replay.records.failures import DIED_TWICE, Failure
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.equal_returns import Outlook, outlook
@@ -36,8 +36,7 @@ class Facts:
 
     config: Config  # of the run
     state: RunState | None  # None if no learner has described the run
-    actors: Sequence[Member] = ()  # those that are alive
-    everyone: Sequence[Member] = ()  # those that ever took part
+    census: Census = field(default_factory=lambda: Census([], []))
     ledger: Ledger
     earlier: Ledger | None = None  # of some time before; None to judge by the whole run
     failures: Sequence[Failure] = ()  # newest first
@@ -166,8 +165,8 @@ def _not_training(facts: Facts) -> Diagnosis | None:
 
 def _refused_weights(facts: Facts) -> Diagnosis | None:
     """The newest version does not fit, or failed its probe. Actors that have left count unless another serves it."""
-    newest = facts.newest_version
-    asked = facts.actors if any(actor.policy_version >= newest for actor in facts.actors) else facts.everyone
+    newest, census = facts.newest_version, facts.census
+    asked = census.alive if any(actor.policy_version >= newest for actor in census.alive) else census.everyone
     refused = [(member.name, member.refusal) for member in asked if member.refusal and member.refusal.unfit]
     refusals = {name: refusal for name, refusal in refused if refusal.policy_version >= newest}
     if not refusals:
@@ -193,9 +192,9 @@ def _engines_die(facts: Facts) -> Diagnosis | None:
 
 
 def _no_actor(facts: Facts) -> Diagnosis | None:
-    if facts.actors:
+    if facts.census.alive:
         return None
-    if not facts.everyone:
+    if not facts.census.everyone:
         return Diagnosis(
             cause="no actor has joined yet",
             evidence=f"{facts.ledger.queued} groups wait for one{_quoted(facts)}",
@@ -234,7 +233,7 @@ def _attempts_fail(facts: Facts) -> Diagnosis | None:
 
 
 def _stale_actors(facts: Facts) -> Diagnosis | None:
-    newest, actors, most = facts.newest_version, facts.actors, facts.config.replay.max_lag + SLACK
+    newest, actors, most = facts.newest_version, facts.census.alive, facts.config.replay.max_lag + SLACK
     behind = [actor for actor in actors if newest - actor.policy_version > most]
     if not behind:
         return None
@@ -381,7 +380,7 @@ def _who_waits(facts: Facts) -> Diagnosis:
     elif busy < IDLE:
         cause = "the learner waits for actors"
         next_step = f"add actors (advised: {advised:.0f}), or raise `actors.max_episodes`"
-    num_actors = newest.get("fleet/num_actors", len(facts.actors))
+    num_actors = newest.get("fleet/num_actors", len(facts.census.alive))
     last = f"the last {len(facts.steps)} steps" if len(facts.steps) > 1 else "the last step"
     evidence = f"the learner was busy for {busy:.0%} of {last}, with {num_actors:.0f} actors"
     return Diagnosis(cause=cause, evidence=evidence, next_step=next_step, is_fault=False)

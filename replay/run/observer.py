@@ -65,8 +65,7 @@ class Observer:
         return Facts(
             config=self._config,
             state=state,
-            actors=census.alive,
-            everyone=census.everyone,
+            census=census,
             ledger=ledger,
             earlier=self._earlier(ledger),
             failures=failures,

@@ -39,7 +39,7 @@ class View:
         steps, evaluations = self._records()
         relays = self._bulletin.relays()
         facts = self._observer.facts(steps)
-        shown = [self._progress(facts, steps, evaluations), actors_table(facts.actors)]
+        shown = [self._progress(facts, steps, evaluations), actors_table(facts.census.alive)]
         return Group(*shown, relays_table(relays)) if relays else Group(*shown)
 
     def _records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -22,7 +22,7 @@ from slipstream.learner.objective.lag import LagMetrics
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
-from slipstream.replay.fleet.fleet import Member
+from slipstream.replay.fleet.fleet import Census, Member
 from slipstream.replay.records.ledger import Ledger, ledger_of
 from slipstream.replay.records.ticket import Group
 from tests.replay.buffer.every_verb import MEMBER
@@ -250,7 +250,7 @@ def test_what_spot_and_reserved_actors_cost_an_hour_is_shown_apart() -> None:
     spot = member("spot", price_per_hour=2.0, served_s=1800)
     reserved = msgspec.structs.replace(member("own", price_per_hour=3.0, served_s=1800), instance_kind="reserved")
     metrics, alive = Metrics(), [spot, reserved]
-    add_cost(metrics, cost_of(alive, alive=alive, ledger=NO_BOOKS, tokens_trained=500_000))
+    add_cost(metrics, cost_of(Census(alive, alive), ledger=NO_BOOKS, tokens_trained=500_000))
     shown = {name.removeprefix("fleet/dollars_per_hour"): mean for name, mean in metrics.means().items()}
     assert (shown[""], shown["_of_spot"], shown["_of_reserved"]) == (5.0, 2.0, 3.0)
 
@@ -263,7 +263,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
     ]
     books_of_all = books("tokens:dropped:too_old=70 tokens:discarded:poison=8 tokens:trained=900 tokens:produced=1000")
-    cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
+    cost = cost_of(Census(everyone[:1], everyone), ledger=books_of_all, tokens_trained=500_000)
     add_cost(metrics, cost)
     assert metrics.means() == {
         "fleet/cost_dollars": 2.0,
@@ -284,7 +284,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
 def test_without_prices_there_is_no_cost() -> None:
     metrics = Metrics()
     serving = [member("a", served_s=1800)]
-    cost = cost_of(serving, alive=serving, ledger=NO_BOOKS, tokens_trained=500_000)
+    cost = cost_of(Census(serving, serving), ledger=NO_BOOKS, tokens_trained=500_000)
     add_cost(metrics, cost)
     assert metrics.means() == {} and cost.dollars_per_million_tokens is None
 
