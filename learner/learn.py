@@ -71,7 +71,9 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     supply = None
     if not isinstance(lead, Follower):
         first_group_id = learner.progress.next_group_id
-        supply = Supply(lead.connections.train, config, first_group_id=first_group_id, refusals=lead.refusals, found=lead.found)
+        supply = Supply(
+            lead.connections.train, config, first_group_id=first_group_id, refusals=lead.refusals, found=lead.found
+        )
     versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher)
     try:
         return Training(learner=learner, lead=lead, versions=versions, supply=supply, shutdown=shutdown).run()
