@@ -5,6 +5,7 @@ import math
 import os
 import urllib.parse
 from collections.abc import Collection, Mapping
+from typing import TypeGuard
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
@@ -44,7 +45,7 @@ def check_url(url: str, server: str) -> None:
         raise ValueError(f"`env.options.url` must be http://HOST:PORT of {server}, got {url!r}; correct it")
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite number: not true, and no whole number that is beyond any float."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

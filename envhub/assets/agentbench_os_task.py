@@ -114,7 +114,7 @@ def read_tasks(path: Path) -> tuple[OsTask, ...]:
     reasons: list[str] = []
     files = [path] if path.is_file() else sorted(path.glob("*/*.json")) or sorted(path.glob("*.json"))
     for file in files:
-        read = read_json(file, list[_Item] | _Item)
+        read = read_json(file, list[_Item] | _Item)  # type: ignore[arg-type]  # msgspec takes unions
         for number, item in enumerate(read if isinstance(read, list) else [read]):
             try:
                 tasks.append(_task(item, name=f"{file}, task {number}", scripts=_scripts_of(file)))

@@ -65,7 +65,7 @@ class ModelPair:
     ranks: Ranks
     model: PackedModel
     plain: PreTrainedModel
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.AdamW
     schedule: torch.optim.lr_scheduler.LambdaLR
     weights: dict[str, torch.Tensor]  # a publisher would read them from here
 

@@ -24,7 +24,7 @@ def _settle_ahead(self: LearnerBuffer, step: int) -> int:
 
 
 def _prepare_and_settle(self: Lead, progress: Any) -> Any:
-    self._connections.train.settle(progress.step)
+    self.connections.train.settle(progress.step)
     return _PREPARE(self, progress)
 
 
