@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 NUM_EPISODES = 100  # more would be of older versions; enough to know the success rate to within 0.1
 Z = 1.96  # 95 % of a normal distribution lie within this many standard deviations
@@ -53,9 +54,9 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
 
         (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
-    9 of 10: 0.596 to 0.982. 0 of 10: 0 to 0.278.
+    9 of 10: 0.596 to 0.982. 0 of 10: 0 to 0.278. A rate outside of [0, 1], which is damage, counts as the nearest end.
     """
-    square = Z * Z / count
+    square, rate = Z * Z / count, min(max(rate, 0.0), 1.0)
     middle = rate + square / 2
     reach = math.sqrt(square * (rate * (1 - rate) + square / 4))
     return (middle - reach) / (1 + square), (middle + reach) / (1 + square)
@@ -65,3 +66,27 @@ def interval(rate: float, count: int) -> str:
     """The rate with its 95 % interval, as text: "0.940 (0.88 to 0.97)"."""
     low, high = wilson(rate, count)
     return f"{rate:.3f} ({low:.2f} to {high:.2f})"
+
+
+def held_out_success(record: Mapping[str, float]) -> str:
+    """The sampled success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
+    sampled, count = record["eval/success_sampled"], record.get("eval/num_tasks")
+    return interval(sampled, round(count)) if count else f"{sampled:.3f}"
+
+
+def held_out(record: Mapping[str, float]) -> str:
+    return f"{held_out_success(record)} sampled, {record['eval/success_greedy']:.3f} greedy"
+
+
+def progress_line(records: Sequence[Mapping[str, Any]]) -> str:
+    """The newest of a run's `records` as one line of text."""
+    record = records[-1]
+    if "trained/reward" not in record:
+        return f"step {record['step']:4d}  held-out success {held_out(record)}"
+    return (
+        f"step {record['step']:4d}  {headline(records) or 'no episode has finished'}  "
+        f"trained success {record['trained/success']:.3f}  "
+        f"lag {record['lag/mean']:.1f}  ready {record['replay/ready']:.0f}  "
+        f"tokens/s {record['fleet/generated_tokens_per_s']:.0f} generated {record['perf/trained_tokens_per_s']:.0f} "
+        f"trained  learner busy {record['perf/learner_busy']:.0%}"
+    )

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
 import random
 import time
 from collections import deque
@@ -12,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.headline import headline, interval, wilson
-from slipstream.common.process.metrics import Metrics, MetricsWriter, Sample, newest_metrics
+from slipstream.common.process.headline import headline, held_out, progress_line, wilson
+from slipstream.common.process.metrics import NUM_NEWEST, Metrics, MetricsWriter, Sample, newest_metrics
 from slipstream.common.process.output import write_json
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
@@ -43,7 +42,6 @@ from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.fleet.fleet import Census, Member
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.run.diagnosis import NUM_STEPS
 
 SAMPLES_EVERY = 10  # steps
 READING_SHARE = 0.005  # of the time, at most, is spent on reading the fleet, however large it is
@@ -127,22 +125,10 @@ class RunRecord:
         record = {"step": before.step + 1, "time": time.time()} | means
         with contextlib.suppress(RedisAway):  # the step is made and written; viewers elsewhere see the next one
             self._connections.fleet.report_step(record)
-        self._newest = (*self._newest, record)[-NUM_STEPS:]
+        self._newest = (*self._newest, record)[-NUM_NEWEST:]
         if self.tally.first_reward_s is None:
             self.tally.first_reward_s = time.time() - self._started_at_s
-        log.info(
-            "step %d: %d episodes finished, reward %.3f, success %.3f; trained: reward %.3f, success %.3f; lag %.1f, "
-            "waited %.1f of %.1f s",
-            before.step + 1,
-            means["produced/episodes"],
-            means.get("produced/reward", math.nan),
-            means.get("produced/success", math.nan),
-            means["trained/reward"],
-            means["trained/success"],
-            means["lag/mean"],
-            times_s["wait"],
-            sum(times_s.values()),
-        )
+        log.info("%s", progress_line(self._newest))
 
     def write_evaluation(self, evaluation: Evaluation, result: EvalResult, name: str) -> None:
         """Write the metrics of an evaluation, and log one line."""
@@ -158,11 +144,8 @@ class RunRecord:
             metrics.add(f"eval/success_greedy_in_{label}", result.greedy_in.get(label, 0.0))
         metrics.add("eval/num_mixed", evaluation.num_mixed)
         metrics.add("eval/lasted_s", evaluation.lasted_s)
-        self._writer.write(evaluation.step, metrics)
-        shown = interval(result.sampled, result.num_tasks)
-        log.info(
-            "evaluation %s: success %s sampled, %.3f greedy, of %d tasks", name, shown, result.greedy, result.num_tasks
-        )
+        means = self._writer.write(evaluation.step, metrics)
+        log.info("evaluation %s: success %s, of %d tasks", name, held_out(means), result.num_tasks)
 
     def write_summary(self) -> None:
         """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""

@@ -98,7 +98,7 @@ def _held_out(evaluations: Sequence[Record]) -> str:
         return MISSING
     newest = evaluations[-1]
     sampled, number, step = newest["eval/success_sampled"], round(newest["eval/num_tasks"]), round(newest["step"])
-    low, high = wilson(min(max(sampled, 0.0), 1.0), number)
+    low, high = wilson(sampled, number)
     return f"{sampled:.3f} (95 % interval {low:.3f} to {high:.3f}) of {number} tasks, sampled, at step {step}"
 
 

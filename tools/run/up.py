@@ -18,7 +18,7 @@ from rich.live import Live
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect, connect_or_explain
-from slipstream.common.process.headline import headline
+from slipstream.common.process.headline import progress_line
 from slipstream.common.process.metrics import MetricsFile, newest_metrics
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.printable import printable
@@ -50,7 +50,7 @@ from slipstream.tools.run.sharing import share_gpus
 from slipstream.tools.see.dashboard import redirect_to_charts
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary, summary_rows
-from slipstream.tools.see.view import View, held_out, show
+from slipstream.tools.see.view import View, show
 from slipstream.tools.terminal.table import cell, print_table
 
 POLL_S = 0.2
@@ -300,20 +300,6 @@ class LineReporter:
             if record.get("time", 0.0) > self._printed_s:
                 self._printed_s = record["time"]  # before printing: a record which cannot be printed is tried once
                 self._console.print(progress_line(records[:place]), highlight=False, soft_wrap=True)
-
-
-def progress_line(records: Sequence[dict[str, Any]]) -> str:
-    """The newest of the `records` of a metrics file as one line of text."""
-    record = records[-1]
-    if "trained/reward" not in record:
-        return f"step {record['step']:4d}  held-out success {held_out(record)}"
-    return (
-        f"step {record['step']:4d}  {headline(records) or 'no episode has finished'}  "
-        f"trained success {record['trained/success']:.3f}  "
-        f"lag {record['lag/mean']:.1f}  ready {record['replay/ready']:.0f}  "
-        f"tokens/s {record['fleet/generated_tokens_per_s']:.0f} generated {record['perf/trained_tokens_per_s']:.0f} "
-        f"trained  learner busy {record['perf/learner_busy']:.0%}"
-    )
 
 
 def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:

@@ -151,5 +151,5 @@ def _means(steps: Sequence[Record], metric: str) -> list[Point]:
 
 
 def _fraction(step: float, share: float, count: float) -> Point:
-    low, high = wilson(min(max(share, 0.0), 1.0), round(count))
+    low, high = wilson(share, round(count))
     return Point(step=step, value=share, low=low, high=high)

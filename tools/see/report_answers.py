@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.headline import headline, interval
+from slipstream.common.process.headline import headline, held_out_success, interval
 from slipstream.common.process.run_state import Standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ledger import ledger_of
@@ -61,10 +61,8 @@ def _held_out(run: RunFiles) -> str:
     if not (shown := run.evaluations):
         return "not evaluated"
     first = [record for record in shown if record["step"] == shown[0]["step"]][-1]
-    texts = []
-    for record in [first] if shown[-1] is first else [first, shown[-1]]:
-        sampled = min(max(record["eval/success_sampled"], 0.0), 1.0)
-        texts.append(f"{interval(sampled, round(record['eval/num_tasks']))} at step {record['step']:.0f}")
+    compared = [first] if shown[-1] is first else [first, shown[-1]]
+    texts = [f"{held_out_success(record)} at step {record['step']:.0f}" for record in compared]
     return f"{', then '.join(texts)}, of {shown[-1]['eval/num_tasks']:.0f} tasks"
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import RedisUnreachable, is_listening
-from slipstream.common.process.headline import headline, interval
+from slipstream.common.process.headline import headline, held_out_success, interval
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.server.redis_server import password_of
-from slipstream.tools.see.summary import Summary, held_out_success, read_summary
+from slipstream.tools.see.summary import Summary, read_summary
 from slipstream.tools.terminal.table import print_rows
 
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, OSError)  # what damaged files of a run raise

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slipstream.common.process.headline import Headline, interval, wilson
+from slipstream.common.process.headline import Headline, wilson
 from slipstream.common.process.output import read_json
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.lead.cost import Cost
@@ -34,12 +34,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def read_summary(run_dir: RunDir) -> Summary | None:
     """The run's summary; None if the run has not finished. Raises ConfigError if it cannot be read."""
     return read_json(run_dir.summary, Summary, cure="remove it") if run_dir.summary.exists() else None
-
-
-def held_out_success(record: Mapping[str, float]) -> str:
-    """The sampled success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
-    sampled, count = record["eval/success_sampled"], record.get("eval/num_tasks")
-    return interval(sampled, round(count)) if count else f"{sampled:.3f}"
 
 
 def summary_rows(summary: Summary) -> dict[str, str]:

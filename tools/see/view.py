@@ -10,14 +10,14 @@ import redis
 from rich.console import Console, Group, RenderableType
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.headline import headline
+from slipstream.common.process.headline import headline, held_out
 from slipstream.common.process.metrics import MetricsFile
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.run.diagnosis import Facts, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.tools.see.fleet_tables import actors_table, relays_table
-from slipstream.tools.see.summary import counts, held_out_success
+from slipstream.tools.see.summary import counts
 from slipstream.tools.terminal.table import cell, two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -104,10 +104,6 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
         "reward": f"{newest.reward:.3f}  {sparkline([record['produced/reward'] for record in produced])}",
         "of": f"the last {newest.num_episodes} episodes; their success is {newest.low:.3f} to {newest.high:.3f} (95 %)",
     }
-
-
-def held_out(record: Mapping[str, float]) -> str:
-    return f"{held_out_success(record)} sampled, {record['eval/success_greedy']:.3f} greedy"
 
 
 def _cost(last: Mapping[str, float]) -> str:

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.common.process.headline import headline, wilson
-from slipstream.tools.run.up import progress_line
-from slipstream.tools.see.view import held_out
+from slipstream.common.process.headline import headline, held_out, progress_line, wilson
 
 REST = {  # of what a view shows
     "lag/max": 2.0,
@@ -67,6 +65,7 @@ def test_the_interval_holds_every_probability_under_which_what_was_seen_is_no_su
         assert (rate - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / count, abs=1e-12)
     low, high = wilson(rate, count)
     assert -1e-12 <= low <= rate <= high <= 1 + 1e-12
+    assert wilson(-7.0, count) == wilson(0.0, count) and wilson(9.0, count) == wilson(1.0, count), "of damaged records"
 
 
 def test_the_line_of_a_step_begins_with_all_finished_episodes_and_names_what_is_trained() -> None:

@@ -12,6 +12,7 @@ import redis
 
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.headline import progress_line
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
@@ -28,7 +29,6 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group
-from slipstream.tools.run.up import progress_line
 from slipstream.tools.see.summary import read_summary, summary_rows
 from tests.learner.lead.test_report import STEP, TIMES_S
 from tests.learner.publisher.offers import empty_offer, publisher_settings
