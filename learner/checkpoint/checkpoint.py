@@ -31,7 +31,7 @@ from slipstream.common.process.output import sync_path
 from slipstream.common.records.versions import Resumption, VersionArray, lags
 from slipstream.common.transfer.model_folder import blob_of
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.checkpoint.sealed_file import read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import check_file, read_sealed, write_sealed
 from slipstream.learner.checkpoint.shard_writer import ShardWriter
 from slipstream.learner.model.critic import critic_shards
 from slipstream.learner.model.optimizer import begin_moments
@@ -147,7 +147,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
     damaged = []
     for path in reversed(finished_checkpoints(folder)):
         try:
-            _check_files(path, _read_manifest(path))
+            for file in _read_manifest(path).files:
+                check_file(path / file.name, file.xxh3)
             return path
         except ConfigError as error:
             log.error("skipping a damaged checkpoint, trying an older one: %s", error)
@@ -316,17 +317,6 @@ def _is_checkpoint(path: Path) -> bool:
 def _was_finished(path: Path) -> bool:
     """Whether a manifest was ever written; True also if it has since been replaced by a folder or a broken link."""
     return (path / MANIFEST).exists() or (path / MANIFEST).is_symlink()
-
-
-def _check_files(path: Path, manifest: _Manifest) -> None:
-    """Raise ConfigError unless every shard matches its hash. Reads all of them."""
-    for file in manifest.files:
-        try:
-            is_whole = blob_of(path / file.name).root == file.xxh3
-        except OSError as error:
-            raise ConfigError(f"{path / file.name} cannot be read: {error}; restore it from a copy") from error
-        if not is_whole:
-            raise ConfigError(f"{path / file.name} does not match its hash in the manifest; restore it from a copy")
 
 
 def _keep_newest(folder: Path, keep: int) -> None:

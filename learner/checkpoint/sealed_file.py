@@ -1,4 +1,7 @@
-"""Small JSON files that contain a hash of their content, so that damage is detected when they are read."""
+"""Small JSON files that contain a hash of their content, so that damage is detected when they are read.
+
+Those of a folder also have the hashes of its other files.
+"""
 
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +12,7 @@ import xxhash
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path, write_whole
 from slipstream.common.process.wire import MALFORMED
+from slipstream.common.transfer.model_folder import blob_of
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -42,3 +46,13 @@ def read_sealed(path: Path, kind: type[S], *, schema: int, cure: str) -> S:
         return msgspec.json.decode(body, type=kind)
     except (OSError, *MALFORMED) as error:
         raise ConfigError(f"{path} is damaged: {error}; {cure}") from error
+
+
+def check_file(path: Path, xxh3: str) -> None:
+    """Raise ConfigError unless the file at `path` has this hash, which is that of `blob_of`. Reads all of it."""
+    try:
+        is_whole = blob_of(path).root == xxh3
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}; restore it from a copy") from error
+    if not is_whole:
+        raise ConfigError(f"{path} is damaged: it does not match its hash; restore it from a copy")

@@ -14,7 +14,7 @@ from slipstream.common.process.output import sync_path, whole_folder
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.model_folder import blob_of
-from slipstream.learner.checkpoint.sealed_file import read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import check_file, read_sealed, write_sealed
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
@@ -81,13 +81,6 @@ def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
 
 def _check_whole(folder: Path) -> None:
     """Raise ConfigError unless every file matches its hash: else the divergence would be from another policy."""
-    files = read_sealed(folder / HASHES, _Files, schema=1, cure="restore the reference from a copy").xxh3
-    try:
-        damaged = [name for name, xxh3 in files.items() if blob_of(folder / name).root != xxh3]
-    except OSError as error:
-        raise ConfigError(f"the reference in {folder} is damaged: {error}; restore it from a copy") from error
-    if damaged:
-        raise ConfigError(
-            f"the reference in {folder} is damaged: {', '.join(damaged)} does not match its hash; restore it from a "
-            "copy"
-        )
+    files = read_sealed(folder / HASHES, _Files, schema=1, cure="restore the reference from a copy")
+    for name, xxh3 in files.xxh3.items():
+        check_file(folder / name, xxh3)

@@ -13,6 +13,7 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.reward_protocol import SECRET_VARIABLE, RewardModelCard
 from slipstream.common.text.tokenizer import load_tokenizer, text_root
+from slipstream.common.transfer.model_folder import blob_of
 from slipstream.envhub.remote.env_secret import read_secret
 from slipstream.tools.play.state_values import Batches, scorer_in
 from slipstream.tools.serve.reward_server import RewardServer
@@ -20,7 +21,6 @@ from slipstream.tools.serve.serve_options import RewardsOptions
 from slipstream.tools.terminal.loopback import is_loopback
 
 POLL_S = 0.1
-CHUNK_BYTES = 16 << 20
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,5 @@ async def _serve(server: RewardServer, folder: Path, options: RewardsOptions, se
 
 def _root_of(folder: Path) -> str:
     """xxh3-128 in hex over the weights and the configuration in `folder`."""
-    digest = xxhash.xxh3_128()
-    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+    paths = sorted([*folder.glob("*.safetensors"), folder / "config.json"])
+    return xxhash.xxh3_128_hexdigest("".join(blob_of(path).root for path in paths))
