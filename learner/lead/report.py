@@ -112,8 +112,8 @@ def add_publishing(metrics: Metrics, *, actors: Iterable[Member], publish: Publi
         metrics.add("time/refresh_pause_s", actor.last_pause_s)
     metrics.add("time/publish_copy_s", publish.copy_s)
     metrics.add("time/broadcast_s", publish.broadcast_s)
-    metrics.add("perf/publish_mb", publish.num_bytes / 1e6)
-    metrics.add("fleet/pulled_bytes", publish.served_bytes)
+    metrics.add("perf/publish_mb", publish.announced.num_bytes / 1e6)
+    metrics.add("fleet/pulled_bytes", publish.announced.served_bytes)
 
 
 def add_cost(metrics: Metrics, cost: Cost) -> None:

@@ -49,11 +49,11 @@ class Freed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the learner: this version is announced."""
+    """To the learner: this version is announced; -1 before the first."""
 
-    policy_version: int
-    num_bytes: int  # that a receiver of the version before needs
-    served_bytes: int  # pulled from this process so far
+    policy_version: int = -1
+    num_bytes: int = 0  # that a receiver of the version before needs: its delta, or all weights
+    served_bytes: int = 0  # pulled from this process so far
 
 
 class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):

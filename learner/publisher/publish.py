@@ -35,10 +35,8 @@ class PublishStats:
     """Counts and times of publishing so far."""
 
     num_broadcasts: int = 0  # completed broadcasts
-    served_bytes: int = 0  # pulled from the current process, up to its last announcement
-    announced_version: int = -1  # the newest announced version
-    num_bytes: int = 0  # of that version, for a receiver of the version before: its delta, or all weights
     copy_s: float = 0.0  # of the last publish: rank 0's part of what the learner waits for, to convert, gather and copy
+    announced: messages.Announced = messages.Announced()  # the newest
     broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
 
 
@@ -188,10 +186,8 @@ class Publisher:
                 self._free_slots.append(slot)
                 if self._newest is not None and slot == self._newest.slot:
                     self._newest = None  # its slot is about to be overwritten
-            case messages.Announced(policy_version=version, num_bytes=num_bytes, served_bytes=served_bytes):
-                self._stats.announced_version = version
-                self._stats.num_bytes = num_bytes
-                self._stats.served_bytes = served_bytes
+            case messages.Announced() as announced:
+                self._stats.announced = announced
             case messages.Broadcasted(broadcast_s=broadcast_s):
                 self._stats.num_broadcasts += 1
                 self._stats.broadcast_s = broadcast_s

@@ -226,4 +226,4 @@ def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_t
         plane.wait_for(5)
         assert manifest().deltas == [] and manifest().anchor is None
         assert pulled() == flat_bytes(weights(5))
-        assert publisher.stats.num_bytes == manifest().num_bytes
+        assert publisher.stats.announced.num_bytes == manifest().num_bytes

@@ -185,7 +185,7 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device
             publish_whole(publisher, version_on_device, policy_version=version)
             arrivals = sorted(received.get(timeout=60) for _ in infos)
             assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
-        wait_until(lambda: publisher.stats.announced_version == 2, "the report of both versions")
+        wait_until(lambda: publisher.stats.announced.policy_version == 2, "the report of both versions")
         wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
         sealed_groups = [plane.bulletin.sealed_group(number) for number in (1, 2)]
         assert [group and group.number for group in sealed_groups] == [1, 1], "the group is used again"
@@ -241,7 +241,7 @@ def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(pl
 def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[int]") -> None:
     with publishing(redis_url, run_id, tmp_path) as publisher:
         publish_whole(publisher, weights(1), policy_version=1)
-        wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
+        wait_until(lambda: publisher.stats.announced.policy_version == 1, "version 1")
         pids.put(publisher._process.pid)
         time.sleep(600)
 

@@ -168,7 +168,7 @@ def relayed(bench: Bench) -> Row:
                 publish_whole(publisher, tensors, policy_version=version)
                 wait(partial(is_announced, publisher, version))
                 served.append(
-                    publisher.stats.served_bytes
+                    publisher.stats.announced.served_bytes
                 )  # of the versions before: it is updated with each announcement
                 for _ in range(NUM_RELAYED):
                     arrived.get(timeout=TIMEOUT_S)
@@ -223,7 +223,7 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
             if version:  # the first has no predecessor, so it is sent whole
                 num_exact += _is_exact(received, tensors)
                 whole_bytes.append(float(offer.manifest.num_bytes))
-                delta_bytes.append(float(publisher.stats.num_bytes))
+                delta_bytes.append(float(publisher.stats.announced.num_bytes))
             trace.step()
     receiver.close()
     return (

@@ -95,7 +95,7 @@ def publish_whole(
 
 
 def is_announced(publisher: Publisher, version: int) -> bool:
-    return publisher.stats.announced_version == version
+    return publisher.stats.announced.policy_version == version
 
 
 def is_broadcast(publisher: Publisher, version: int) -> bool:
