@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class PublishStats:
 
     num_broadcasts: int = 0  # completed broadcasts
     copy_s: float = 0.0  # of the last publish: rank 0's part of what the learner waits for, to convert, gather and copy
-    announced: messages.Announced = messages.Announced()  # the newest
+    announced: messages.Announced = field(default_factory=messages.Announced)  # the newest
     broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
 
 

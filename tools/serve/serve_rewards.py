@@ -67,4 +67,4 @@ async def _serve(server: RewardServer, folder: Path, options: RewardsOptions, se
 def _root_of(folder: Path) -> str:
     """xxh3-128 in hex over the weights and the configuration in `folder`."""
     paths = sorted([*folder.glob("*.safetensors"), folder / "config.json"])
-    return xxhash.xxh3_128_hexdigest("".join(blob_of(path).root for path in paths))
+    return xxhash.xxh3_128_hexdigest("".join(blob_of(path).root for path in paths).encode())
