@@ -142,7 +142,7 @@ def one_step(step: int, learner: Learner) -> tuple[dict[str, float], dict[str, t
     of_buckets = {bucket: dataclasses.asdict(tokens) for bucket, tokens in metrics.by_lag.items()}
     by_lag = {f"{bucket} {name}": x for bucket, numbers in of_buckets.items() for name, x in numbers.items()}
     assert by_lag["33_up masked_fraction"] == 1.0 if step == 0 else "33_up fraction" not in by_lag
-    names = ("num_micro_batches", "num_computed_tokens", "num_pairs", "values", "by_lag", "evidence", "tokens")
+    names = ("num_micro_batches", "num_computed_tokens", "num_pairs", "values", "by_lag", "evidence", "losses")
     nested = dict.fromkeys(names, 0)
     return dataclasses.asdict(metrics) | nested | dataclasses.asdict(metrics.evidence) | by_lag, gradients
 

@@ -91,11 +91,12 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     arguments.settings += rest
     if verb.operands:
         _take_numbers(parser, arguments, verb.operands)
-    if verb.joins and "path" in verb.arguments:  # the name of the run may come before FILE
-        files = [str(arguments.path), *arguments.settings]
-        file = next((word for word in files if word.endswith(ROWS) and "=" not in word), files[0])
-        files.remove(file)
-        arguments.path, arguments.settings = Path(file), files
+    if "path" in verb.arguments:  # settings and the name of the run may come before FILE
+        words = [arguments.path, *arguments.settings]
+        named = [word for word in words if "=" not in word] or words
+        file = next((word for word in named if word.endswith(ROWS)), named[0])
+        words.remove(file)
+        arguments.path, arguments.settings = Path(file), words
     if verb.of_runs:
         arguments.runs = [word for word in arguments.settings if "=" not in word]
         arguments.settings = [word for word in arguments.settings if "=" in word]

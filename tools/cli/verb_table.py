@@ -92,7 +92,7 @@ Arguments = dict[str, dict[str, Any]]  # of a verb by flag or name, as argparse 
 
 FORCE: Arguments = {"--force": {"action": "store_true", "help": "overwrite FILE if it exists"}}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be started, and exit"}}
-FILE: Arguments = {"path": {"type": Path, "metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
+FILE: Arguments = {"path": {"metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
 FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream fit prm` or `fit reward`"}}
 RESUME = {
     "--resume": {"metavar": "NAME", "type": run_name, "help": "continue the run of this name with its configuration"}

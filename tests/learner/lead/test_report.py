@@ -33,7 +33,7 @@ OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}  # else None
 OLD = LagMetrics(fraction=0.25, ratio_mean=1.5, effective_sample_size=0.8, clip_fraction=0.1, masked_fraction=1.0)
 WHOLE = Evidence(weight_mean=1.0, token_ess=1.0, trajectory_ess=1.0)
 STEP = StepMetrics(
-    **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics) if field.name != "tokens"}
+    **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics) if field.name != "losses"}
     | {"num_computed_tokens": 6, "num_pairs": 17, "by_lag": {"5_8": OLD}}
     | {"evidence": WHOLE, "trajectory_ratios": [1.0, 1.25]}
 )

@@ -231,7 +231,7 @@ def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: 
 
 
 async def greedy(folder: Path) -> tuple[list[int], list[float]]:
-    engine = started(folder, kv_policy="keep", max_tokens=128, max_episodes=2)
+    engine = started(folder, kv_policy="keep", model={"max_tokens": 128}, max_episodes=2)
     try:
         async with asyncio.timeout(300):
             sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)

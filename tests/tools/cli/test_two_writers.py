@@ -7,10 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from slipstream.actors.host import model_cache
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import appended, held, whole_file, whole_folder, write_json, write_whole
 from slipstream.common.process.run_dir import RunDir
@@ -131,6 +129,11 @@ def archived(path: Path) -> None:
     ArchiveWriter(path.parent, "run", epoch=1).append(step)
 
 
+def _write_bytes(path: Path, content: bytes) -> None:
+    with whole_file(path) as file:
+        file.write(content)
+
+
 TOKENS = StepTokens(policy_version=0, sequences=[])
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "text": ("summary.json", lambda path: write_whole(path, "new")),
@@ -141,7 +144,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "episodes": ("demonstrations.bin", lambda path: frame_file.write(path, [])),
     "an archived step": ("step_000001.epoch_1.bin", archived),
     "tokens of a step": ("step_000001.rank_0.bin", lambda path: write_tokens(path.parent, TOKENS, step=1, rank=0)),
-    "a model's file": ("config.json", lambda path: model_cache._write(path, np.frombuffer(b"new", dtype=np.uint8))),
+    "a whole file": ("config.json", lambda path: _write_bytes(path, b"new")),
 }
 
 

@@ -396,9 +396,8 @@ def _take_the_lead(learner: Any, joined: Any, _: Any) -> Lead:
     )
 
 
-def _supply(learner: Any, lead: Lead) -> Supply:
-    sleep = getcurrent().process.cast.world.sleep
-    return Supply(lead.connections.train, CONFIG, first_group_id=learner.progress.next_group_id, sleep=sleep)
+def _supply(train: learner_buffer.LearnerBuffer, _: Any, *, first_group_id: int, **__: Any) -> Supply:
+    return Supply(train, CONFIG, first_group_id=first_group_id, sleep=getcurrent().process.cast.world.sleep)
 
 
 def _train_on(learner: Any, batch: Any, _: Any) -> Any:
@@ -435,7 +434,7 @@ _IN_PLACE: list[tuple[Any, dict[str, Any]]] = [
             "join": _join,
             "load_learner": _load_learner,
             "_take_the_lead": _take_the_lead,
-            "_supply": _supply,
+            "Supply": _supply,
             "Published": _nothing,
             "VersionWriter": Versions,
             "share": lambda value, *_, **__: value,
