@@ -53,6 +53,6 @@ def check_file(path: Path, xxh3: str) -> None:
     try:
         is_whole = blob_of(path).root == xxh3
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}; restore it from a copy") from error
+        raise ConfigError(f"{path} is damaged: {error}; restore it from a copy") from error
     if not is_whole:
         raise ConfigError(f"{path} is damaged: it does not match its hash; restore it from a copy")

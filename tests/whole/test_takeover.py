@@ -38,7 +38,7 @@ def test_suspended_before_it_took_the_folder_it_leaves_it_to_its_successor(place
                 Fence(place.dir.checkpoints).take(suspended.check_epochs)
             archive_one(place, successor)
             successor.prepare_checkpoint(after(1))()
-        assert successor.train.ledger().trained == 1
+        assert successor.connections.train.ledger().trained == 1
 
 
 def test_suspended_after_it_took_the_folder_it_cuts_no_file_of_its_successor(place: Place) -> None:
