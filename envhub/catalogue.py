@@ -93,7 +93,11 @@ _NOUNS: dict[Any, str] = {
 _NOUNS |= dict.fromkeys((Sequence[str], Sequence[str] | None), "a list of texts")
 _NOUNS |= dict.fromkeys((Mapping[str, Any], Mapping[str, Any] | None), "a mapping")
 _NOUNS[Mapping[str, str] | None] = "a mapping of texts to texts"
-_MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
+_NEEDED = ("reset", "step")
+_DEFAULTS = {
+    "replay_only": True,
+    **{name: vars(Env)[name] for name in ("close", "snapshot", "restore", "admissible", "state_key", "expert")},
+}
 
 
 def without_held_out(entries: Mapping[str, MixtureEntry]) -> list[str]:
@@ -201,13 +205,13 @@ def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> No
 
 
 def _imported(name: str) -> type[Env]:
-    """Import a class. Raises ValueError unless it defines every member of `Env`: those that it inherits are empty."""
+    """Import a class, and give it the members of `Env` that it lacks. Raises ValueError without `reset` and `step`."""
     kind = imported("env.name", name, type)
     defined = {member for base in kind.__mro__ if base is not Env for member in vars(base)}
-    missing = [member for member in _MEMBERS if member not in defined]
-    if missing:
+    if missing := [member for member in _NEEDED if member not in defined]:
         raise ValueError(
-            f"`env.name` {name!r} lacks {', '.join(missing)} of slipstream.envhub.env.Env; define each, "
-            "or let it raise NotImplementedError"
+            f"`env.name` {name!r} lacks {' and '.join(missing)} of slipstream.envhub.env.Env; define each as an async "
+            "method"
         )
-    return cast(type[Env], kind)
+    lacking = {member: default for member, default in _DEFAULTS.items() if member not in defined}
+    return cast(type[Env], type(kind.__name__, (kind,), {"__module__": kind.__module__} | lacking) if lacking else kind)

@@ -1,4 +1,4 @@
-"""The interface of an environment: `reset(task)`, `step(action)`, `close()`.
+"""The interface of an environment: `reset(task)` and `step(action)`; the rest has defaults.
 
 Observations are messages. Rewards are per turn and named. A failure is an exception, never a reward of 0.
 The same task gives the same start on every machine, so that all members of a group attempt the same problem. The same
@@ -50,8 +50,9 @@ class Env(Protocol):
     def replay_only(self) -> bool:
         """True if `snapshot` and `restore` do not work, so that a state can only be reached by replaying its actions.
 
-        A class variable in all environments but those that run on a server.
+        A class variable in all environments but those that run on a server; True in one that does not have it.
         """
+        return True
 
     async def reset(self, task: Task) -> Observation:
         """Start `task` and return its system and user messages, which never contain the answer.
@@ -70,6 +71,7 @@ class Env(Protocol):
 
     def snapshot(self) -> bytes:
         """Return the state, for `restore`. Raises NotImplementedError if `replay_only`."""
+        raise NotImplementedError
 
     def restore(self, state: bytes) -> Observation:
         """Return to a snapshot, taken from this instance or another, and return the observation at that point.
@@ -77,18 +79,22 @@ class Env(Protocol):
         Raises ValueError if the bytes are not a snapshot of such an environment, and then changes nothing. Raises
         NotImplementedError if `replay_only`.
         """
+        raise NotImplementedError
 
     def admissible(self) -> list[str] | None:
         """Return the valid actions: an empty list after the end, None if they cannot be listed."""
+        return None
 
     def state_key(self) -> str:
         """Return a key that is equal for equal states of a task, or "" if states cannot be compared.
 
         It contains no step counter: the path to a state does not matter.
         """
+        return ""
 
     def expert(self) -> str:
-        """Return a good next action, for warm starts. It may use the answer."""
+        """Return a good next action, for warm starts. It may use the answer. NotImplementedError: there is none."""
+        raise NotImplementedError
 
 
 async def ask(env: Env, question: Callable[[], R]) -> R:

@@ -43,6 +43,26 @@ def test_the_environment_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch
     assert (end.success, end.rewards) == (True, {"counted": 1.0})
 
 
+def test_the_environment_in_the_readme_runs_as_printed_with_the_defaults_of_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL)[0]
+    (tmp_path / "counting.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "counting", raising=False)
+    env = make_env("counting:CountingEnv", {"largest": 1})
+    asyncio.run(env.reset(Task(env="counting:CountingEnv", split="train", index=3)))
+    assert (env.replay_only, env.admissible(), env.state_key()) == (True, None, "")
+    assert not asyncio.run(env.step("up")).terminated
+    assert asyncio.run(env.step("done")).success
+    asyncio.run(env.close())
+    for member in (env.expert, env.snapshot, lambda: env.restore(b"")):
+        with pytest.raises(NotImplementedError):
+            member()
+    with pytest.raises(ValueError, match="got an unexpected keyword argument 'smallest'"):
+        make_env("counting:CountingEnv", {"smallest": 1})
+
+
 @pytest.mark.parametrize("name", [*ENVS, *ADAPTERS, *catalogue.ASSETS, *catalogue.REMOTE, *catalogue.DRIVING])
 def test_an_option_of_another_type_is_named_whatever_the_environment(name: str) -> None:
     """As YAML makes them of words without quotes, of numbers with units, and of nothing."""
@@ -80,8 +100,8 @@ def test_a_users_own_class_is_imported() -> None:
         ("module:", "must be module:NAME"),
         (f"{__name__}:Inheritr", "did you mean Inheritor?"),
         (f"{__name__}:NO_CLASS", "NO_CLASS must be a class, got list"),
-        (f"{__name__}:Unfinished", "lacks step, close, snapshot, restore, admissible, state_key, expert of"),
-        (f"{__name__}:Inheritor", "lacks reset, step, close, snapshot, restore, admissible, state_key, expert of"),
+        (f"{__name__}:Unfinished", "lacks step of slipstream.envhub.env.Env"),
+        (f"{__name__}:Inheritor", "lacks reset and step of slipstream.envhub.env.Env"),
     ],
 )
 def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
