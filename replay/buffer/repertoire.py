@@ -11,7 +11,7 @@ from slipstream.replay.records import scripts
 
 CHECK_EVERY_S = 1.0  # a restarted server has forgotten its scripts, and actors wait for them
 FILES = (
-    *(("prelude", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *JUDGES, *PEOPLES})),
+    *(("prelude", "leases", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *JUDGES, *PEOPLES})),
     ("prelude", "audit"),
     ("prelude", "unnamed"),
     *((file,) for file in ("announce", "beat", "enlist", "members", "put", "put_as_learner", "spend")),

@@ -80,7 +80,7 @@ class Verbs:
         self._client = client
         self._run_id = run_id
         self._base = base
-        self._scripts = {verb: scripts.load(client, "prelude", "begin", verb) for verb in names}
+        self._scripts = {verb: scripts.load(client, "prelude", "leases", "begin", verb) for verb in names}
 
     def sha(self, verb: str) -> str:
         """The hash by which the script of `verb` is called."""

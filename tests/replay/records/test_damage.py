@@ -73,7 +73,7 @@ def test_nothing_that_an_actor_or_a_judge_says_stops_anybody_else(scene: Scene, 
         learner = make_buffer(scene.client, scene.run_id).start().learner
         if verb in ("insert", "hand_in"):
             scene.client.set(keys[1], b"payload", ex=60)
-        script = scripts.load(scene.client, "prelude", "begin", verb)
+        script = scripts.load(scene.client, "prelude", "leases", "begin", verb)
         with contextlib.suppress(redis.ResponseError):  # it is the liar's
             script(keys=keys, args=arguments)
         try:
@@ -92,7 +92,7 @@ def test_a_result_that_is_none_is_refused_before_anything_is_written(scene: Scen
     scene.client.set(keys[1], b"payload", ex=60)
     before = contents(scene)
     with pytest.raises(redis.ResponseError, match="malformed result"):
-        scripts.load(scene.client, "prelude", "begin", "insert")(
+        scripts.load(scene.client, "prelude", "leases", "begin", "insert")(
             keys=keys, args=[group_id, member, record, env, *result]
         )
     assert contents(scene) == before

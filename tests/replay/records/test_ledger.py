@@ -216,7 +216,7 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.client.answered)
     def deliver_late(self, data: st.DataObject, verb: str) -> None:
         """A copy of a call from long ago arrives, and nothing comes of it."""
-        sha = scripts.load(self.client, "prelude", "begin", verb).sha
+        sha = scripts.load(self.client, "prelude", "leases", "begin", verb).sha
         copies = [command for command in self.client.answered if command[1] == sha]
         if copies:
             self.client.deliver_again(data.draw(st.sampled_from(copies)))
