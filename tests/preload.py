@@ -64,7 +64,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 BOUNDS, REGISTRY = "slipstream.learner.probation.bounds", "vllm.model_executor.models.registry"
-OF_LEARNER = ("slipstream.learner.model.reader", "slipstream.learner.publisher.serve", BOUNDS)
+OF_LEARNER = ("slipstream.learner.model.reader", "slipstream.learner.publisher.weight_server", BOUNDS)
 ACTORS = ("tests.actors.scripted_actor", "tests.actors.judging_actor", "tests.actors.blocked_actor")  # without vLLM
 LEAVES = {*OF_LEARNER, *ACTORS, "tests.several_ranks", REGISTRY}  # they start no program of an image
 IMAGES = {  # by the package that it needs

@@ -85,7 +85,10 @@ def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engine_process() -> None:
-    apart = ("slipstream.learner.publisher.serve", "slipstream.learner.loop")  # the latter samples in its own process
+    apart = (
+        "slipstream.learner.publisher.weight_server",
+        "slipstream.learner.loop",
+    )  # the latter samples in its own process
     learner = [name for name in modules_of("learner") if name not in apart]
     actors = [name for name in modules_of("actors") if name not in ENGINE_FILES]
     import_without("vllm", [*learner, *actors])
@@ -97,7 +100,7 @@ ENGINE_FILES = (
     "slipstream.actors.engine.reload",
     "slipstream.actors.engine.kept_shadow",
     "slipstream.actors.engine.serve_engine",
-    "slipstream.actors.engine.answer_parser",
+    "slipstream.actors.engine.vllm_parsers",
 )
 
 

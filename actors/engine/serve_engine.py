@@ -21,9 +21,9 @@ import msgspec
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from slipstream.actors.engine import orders
-from slipstream.actors.engine.answer_parser import AnswerParser
 from slipstream.actors.engine.candidates import num_candidates
 from slipstream.actors.engine.version_trial import Trial, refused
+from slipstream.actors.engine.vllm_parsers import AnswerParser
 from slipstream.actors.engine.vllm_start import (
     engine_name,
     over,

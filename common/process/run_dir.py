@@ -29,7 +29,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.trajectories = path / "trajectories"  # the archive of what each step was trained on: see replay.archive
         self.preferences = path / "preferences.jsonl"  # pairs of siblings, of which a person prefers one: see `marks`
-        self.tokens = path / "tokens"  # what each step did with its tokens: see `token_record`
+        self.tokens = path / "tokens"  # what each step did with its tokens: see `step_tokens`
         self.tally = path / "tally.json"  # the totals of all steps so far
         self.next_tally = path / "next_tally.json"  # of the checkpoint that is being written; `tally` once durable
         self.highest_version = path / "highest_version.json"  # the highest version that may have been published

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from slipstream.common.process.wire import SCHEMA, decode, encode
 from slipstream.common.records.kept_sets import KeptSets
-from slipstream.common.records.versions import VersionArray
+from slipstream.common.records.version_lag import VersionArray
 
 MAX_TRAJECTORY_BYTES = 8 << 20  # of an encoded trajectory; larger ones are refused
 MAX_POLICY_VERSION = 2**31 - 1  # this limit and the next ones bound the memory that a hostile record can cost

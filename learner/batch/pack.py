@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slipstream.common.records.kept_sets import KeptSets, joined, no_sets
 from slipstream.common.records.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
-from slipstream.common.records.versions import VersionArray
+from slipstream.common.records.version_lag import VersionArray
 from slipstream.learner.batch.prefixes import (
     Prefixes,
     cost_of,

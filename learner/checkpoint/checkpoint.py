@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path
-from slipstream.common.records.versions import Resumption, VersionArray, lags
+from slipstream.common.records.version_lag import Resumption, VersionArray, lags
 from slipstream.common.transfer.model_folder import blob_of
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.checkpoint.sealed_file import check_file, read_sealed, write_sealed

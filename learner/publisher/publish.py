@@ -141,7 +141,7 @@ class Publisher:
         with theirs, self._log_path.open("ab") as log_file:
             fds = [theirs.fileno(), *(each.fd for each in self._memory)]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "slipstream.learner.publisher.serve", *map(str, fds)],
+                [sys.executable, "-P", "-m", "slipstream.learner.publisher.weight_server", *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,

@@ -22,7 +22,7 @@ from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.normalisation import token_weights
 from slipstream.learner.objective.ratio import MAX_LOG_RATIO, ratio
 from slipstream.learner.objective.surrogate import Surrogate, surrogate
-from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED
+from slipstream.replay.records.step_tokens import CLIPPED, LEFT_OUT, TRAINED
 
 LARGEST_RATIO = 60_000.0  # that half precision has
 
@@ -54,7 +54,7 @@ class PolicyLoss:
     num_left_tokens: Float[Tensor, " sequences"]
     by_lag: Float[Tensor, "buckets sums"]  # see `slipstream.learner.objective.lag`
     ratios: Float[Tensor, " tokens"]  # of each token, at most LARGEST_RATIO, in half precision
-    fates: UInt8[Tensor, " tokens"]  # see `slipstream.replay.records.token_record`
+    fates: UInt8[Tensor, " tokens"]  # see `slipstream.replay.records.step_tokens`
 
 
 def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveConfig) -> PolicyLoss:

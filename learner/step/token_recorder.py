@@ -11,7 +11,7 @@ from slipstream.learner.batch.batch import Batch
 from slipstream.learner.batch.pack import Bin, TokenSequence
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.step.loss import PolicyLoss
-from slipstream.replay.records.token_record import SequenceTokens, StepTokens, write_tokens
+from slipstream.replay.records.step_tokens import SequenceTokens, StepTokens, write_tokens
 
 MAX_TOKENS = 1 << 18  # sampled tokens that a rank records of a step; they take 1.3 MB, and less when compressed
 

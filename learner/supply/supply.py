@@ -13,7 +13,7 @@ import msgspec
 from slipstream.common.config.config import Config
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import MAX_TURNS, Sampling, Task
-from slipstream.common.records.versions import oldest_within
+from slipstream.common.records.version_lag import oldest_within
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress

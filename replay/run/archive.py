@@ -21,7 +21,7 @@ from slipstream.common.process.output import sync_path, whole_file
 from slipstream.common.process.wire import SCHEMA, WireError, decode, encode
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, check
-from slipstream.common.records.versions import Resumption
+from slipstream.common.records.version_lag import Resumption
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group, Ticket
 

@@ -44,7 +44,7 @@ def parsing(
     tool_parser: str = "hermes", reasoning_parser: str = "", tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Parsing:
     with mock.patch.dict(os.environ, vllm_environment()):  # later processes of this worker shall not inherit it
-        from slipstream.actors.engine.answer_parser import AnswerParser  # vLLM reads the environment when imported
+        from slipstream.actors.engine.vllm_parsers import AnswerParser  # vLLM reads the environment when imported
 
         model = ModelConfig(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
         parser = AnswerParser(tokenizer or merging_tokenizer(HERMES), model)

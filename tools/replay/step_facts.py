@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.common.records.versions import lags
+from slipstream.common.records.version_lag import lags
 from slipstream.replay.records.ticket import Group
 from slipstream.replay.run.archive import ArchivedStep
 

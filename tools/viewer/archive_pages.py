@@ -20,8 +20,8 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import WireError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.replay.records.step_tokens import read_tokens
 from slipstream.replay.records.ticket import Group
-from slipstream.replay.records.token_record import read_tokens
 from slipstream.replay.run.archive import Archive, ArchivedStep
 from slipstream.tools.replay.run_records import ARCHIVED, read_archived, transcriber_of
 from slipstream.tools.replay.show import member_facts, trajectory_facts

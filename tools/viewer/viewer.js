@@ -282,7 +282,7 @@ const HUES = {
   mask: { needsLoss: true, of: (token) => FATES[token.fate]?.[0] || "", keys: () => FATES },
   nothing: { of: () => "", keys: () => [] },
 };
-// What the loss made of a token: see replay/records/token_record.py.
+// What the loss made of a token: see replay/records/step_tokens.py.
 const FATES = [["rgba(39, 174, 96, 0.35)", "trained"], ["rgba(214, 137, 16, 0.5)", "at the clip: no gradient"],
   ["rgba(192, 57, 43, 0.5)", "left out, by the mask or as too old"]];
 const GREEN = "39, 174, 96", BLUE = "41, 128, 185", ORANGE = "214, 137, 16", RED = "192, 57, 43";

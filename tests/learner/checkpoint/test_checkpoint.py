@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.records.versions import Resumption
+from slipstream.common.records.version_lag import Resumption
 from slipstream.learner.batch.pack import micro_batches, numbered
 from slipstream.learner.checkpoint.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter

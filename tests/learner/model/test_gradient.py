@@ -11,7 +11,7 @@ from slipstream.common.config.learner_config import OptimConfig
 from slipstream.learner.model.gradient import apply_gradient
 from slipstream.learner.model.logprobs import TokenLogprobs
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
-from slipstream.learner.publisher.serve import let_failed_broadcasts_end_alone
+from slipstream.learner.publisher.weight_server import let_failed_broadcasts_end_alone
 
 
 class HalfUsed(nn.Module):

@@ -334,7 +334,7 @@ def test_a_publisher_whose_learner_is_gone_ends_in_order(plane: Plane) -> None:
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno(), *slots]
     process = subprocess.Popen(
-        [sys.executable, "-m", "slipstream.learner.publisher.serve", *map(str, fds)],
+        [sys.executable, "-m", "slipstream.learner.publisher.weight_server", *map(str, fds)],
         pass_fds=fds,
         stderr=subprocess.PIPE,
         text=True,

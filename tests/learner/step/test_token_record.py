@@ -18,7 +18,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.loss import PolicyLoss, policy_loss
 from slipstream.learner.step.token_recorder import record_tokens
-from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, read_tokens
+from slipstream.replay.records.step_tokens import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, read_tokens
 from tests.learner.even_game import TURNS, load_player, play
 from tests.learner.policies import loss_tokens, of_lengths
 from tests.tools.run.tiny_model import save_tiny_model

@@ -11,7 +11,7 @@ import pytest
 from slipstream.common.process.wire import MAX_FRAME_BYTES, SCHEMA, encode
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.versions import Resumption
+from slipstream.common.records.version_lag import Resumption
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter, _with_hash

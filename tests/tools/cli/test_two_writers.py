@@ -16,7 +16,7 @@ from slipstream.common.records import frame_file
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.checkpoint.sealed_file import write_sealed
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.records.token_record import StepTokens, write_tokens
+from slipstream.replay.records.step_tokens import StepTokens, write_tokens
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.verb_table import VERBS

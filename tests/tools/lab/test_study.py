@@ -22,7 +22,7 @@ from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.rerun import train_again
-from slipstream.replay.records.token_record import read_tokens
+from slipstream.replay.records.step_tokens import read_tokens
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveWriter
 from slipstream.tools.lab.study import lag as study_lag
 from slipstream.tools.lab.study.lag_arms import delay_gradients

@@ -19,7 +19,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.buffer.listing import NotRecorded
-from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, write_tokens
+from slipstream.replay.records.step_tokens import CLIPPED, LEFT_OUT, TRAINED, write_tokens
 from slipstream.replay.run.archive import ArchiveWriter
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples

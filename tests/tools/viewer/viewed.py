@@ -9,9 +9,9 @@ import numpy as np
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Trajectory, VersionSpan
-from slipstream.common.records.versions import Resumption
+from slipstream.common.records.version_lag import Resumption
+from slipstream.replay.records.step_tokens import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, StepTokens, write_tokens
 from slipstream.replay.records.ticket import Group
-from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, StepTokens, write_tokens
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from tests.actors.episode.spoken import spoken
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer

@@ -35,7 +35,7 @@ from slipstream.learner.lead import connections, lead
 from slipstream.learner.lead.connections import join_run
 from slipstream.learner.lead.lead import Lead
 from slipstream.learner.lead.run_record import RunRecord
-from slipstream.learner.publisher.serve import RENEW_S
+from slipstream.learner.publisher.weight_server import RENEW_S
 from slipstream.learner.step import clock
 from slipstream.learner.supply import supply
 from slipstream.learner.supply.shared_batch import claimed_batch

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.common.records.versions import Resumption, lags, oldest_within
+from slipstream.common.records.version_lag import Resumption, lags, oldest_within
 
 
 @st.composite
