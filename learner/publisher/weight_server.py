@@ -166,7 +166,7 @@ def let_failed_broadcasts_end_alone() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run `python -m slipstream.learner.publisher.weight_server CONNECTION_FD SLOT_FD...`; settings come as a message."""
+    """Run `python -m slipstream.learner.publisher.weight_server CONNECTION_FD SLOT_FD...`. Settings are a message."""
     log_to_stderr()
     let_failed_broadcasts_end_alone()
     # Ctrl-C goes to every process of the terminal, but the learner stops this one.

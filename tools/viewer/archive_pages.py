@@ -8,6 +8,7 @@ One step is read at a time, so a run of any length can be looked into.
 import re
 import time
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -19,13 +20,13 @@ from slipstream.common.process.metrics import metrics_of_steps
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import WireError
 from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.records.version_lag import lags
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.records.step_tokens import read_tokens
 from slipstream.replay.records.ticket import Group
 from slipstream.replay.run.archive import Archive, ArchivedStep
 from slipstream.tools.replay.run_records import ARCHIVED, read_archived, transcriber_of
 from slipstream.tools.replay.show import member_facts, trajectory_facts
-from slipstream.tools.replay.step_facts import group_facts, lag_of, step_facts
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.prepare import model_folder
 from slipstream.tools.see.metrics_window import numbers
@@ -140,15 +141,15 @@ class ArchivePages:
         groups = []
         for group in archived.groups:
             members = [_member(trajectory, archived) for trajectory in group.trajectories]
-            groups.append(group_facts(group, archived) | {"members": members})
-        return {"facts": step_facts(archived), "groups": groups}
+            groups.append(_group_facts(group, archived) | {"members": members})
+        return {"facts": _step_facts(archived), "groups": groups}
 
     def _group_page(self, group: Group, archived: ArchivedStep) -> dict[str, Any]:
         members = []
         for trajectory in group.trajectories:
             facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory))
             members.append(_member(trajectory, archived) | {"turns": facts["turns"]})
-        return group_facts(group, archived) | {"members": members, "marks": self._marks(group.ticket.group_id)}
+        return _group_facts(group, archived) | {"members": members, "marks": self._marks(group.ticket.group_id)}
 
     def _episode_page(self, trajectory: Trajectory, archived: ArchivedStep) -> dict[str, Any]:
         facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, archived)
@@ -165,8 +166,8 @@ class ArchivePages:
                 "versions": versions[turn.start : turn.stop].tolist(),
             } | {name: values.tolist() for name, values in of_loss.items() if not np.isnan(values).any()}
         sampled = {span.policy_version for span in trajectory.version_spans}
-        lags = {str(version): lag_of(version, archived) for version in sorted(sampled)}
-        return facts | {"lags": lags, "has_loss": bool(loss), "loss_note": note}
+        by_version = {str(version): _lag_of(version, archived) for version in sorted(sampled)}
+        return facts | {"lags": by_version, "has_loss": bool(loss), "loss_note": note}
 
     def _loss_of(self, trajectory: Trajectory, archived: ArchivedStep) -> dict[str, npt.NDArray[np.float32]]:
         """What the loss made of each token: NaN in one that was trained in another attempt, or is not recorded.
@@ -222,7 +223,46 @@ def _member(trajectory: Trajectory, archived: ArchivedStep) -> dict[str, Any]:
         for name, reward in turn.rewards.items():
             parts[name] = parts.get(name, 0.0) + reward
     return member_facts(trajectory) | {
-        "lag": lag_of(trajectory.oldest_policy_version, archived),
+        "lag": _lag_of(trajectory.oldest_policy_version, archived),
         "rewards": parts,
         "duration_s": trajectory.duration_s,
     }
+
+
+def _step_facts(archived: ArchivedStep) -> dict[str, Any]:
+    """One step in numbers. Shares are of turns, lengths in sampled tokens, log-probabilities means per token."""
+    trajectories = [trajectory for group in archived.groups for trajectory in group.trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    sampled = sum(turn.stop - turn.start for turn in turns)
+    of_groups = [_group_facts(group, archived)["lag"] for group in archived.groups]
+    return {
+        "policy_version": archived.policy_version,
+        "num_groups": len(archived.groups),
+        "num_trajectories": len(trajectories),
+        "trained_reward": fmean(trajectory.total_reward for trajectory in trajectories),
+        "trained_success": fmean(trajectory.success for trajectory in trajectories),
+        "lag_mean": fmean(of_groups),
+        "lag_max": max(of_groups),
+        "turns_mean": len(turns) / len(trajectories),
+        "sampled_tokens_mean": sampled / len(trajectories),
+        "valid_actions": fmean(turn.valid_action for turn in turns),
+        "cut_by_length": fmean(turn.finish_reason == "length" for turn in turns),
+        "logprob_mean": sum(float(t.behaviour_logprob_array().sum()) for t in trajectories) / sampled,
+    }
+
+
+def _group_facts(group: Group, archived: ArchivedStep) -> dict[str, Any]:
+    """One group as the learner got it; `lag` is that of the oldest token."""
+    oldest = min(trajectory.oldest_policy_version for trajectory in group.trajectories)
+    return {
+        "group_id": group.ticket.group_id,
+        "task": group.ticket.task.task_id,
+        "returns": [trajectory.total_reward for trajectory in group.trajectories],
+        "lag": _lag_of(oldest, archived),
+    }
+
+
+def _lag_of(version: int, archived: ArchivedStep) -> int:
+    """The lag of `version` in optimizer steps."""
+    at, resumptions = archived.policy_version, archived.resumptions
+    return int(lags(np.array([version], np.int32), policy_version=at, resumptions=resumptions)[0])
