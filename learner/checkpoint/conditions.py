@@ -5,13 +5,23 @@ import dataclasses
 import torch
 import transformers
 
-from slipstream.common.config.config import Config
-from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
-from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.config.config import Config, key_paths, value_of
 from slipstream.common.process.imported import digest_of
 from slipstream.learner.ranks.ranks import Ranks
 
 THREADS = "threads of a rank"
+OF_LEARNING = (
+    "model.dtype",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.top_k",
+    "learner.steps",  # the end of the learning rate schedule
+    "learner.ranks",
+    "learner.context_ranks",
+    "learner.micro_batch_tokens",
+    "learner.activation_checkpointing",
+    "learner.compile",
+)
 
 
 def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
@@ -30,24 +40,11 @@ def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
 
 def settings_of(config: Config) -> dict[str, str]:
     """The settings that change what is learned from given batches, including the warm start but not the model."""
-    learner = config.learner
-    settings: dict[str, object] = {
-        "model.dtype": config.model.dtype,
-        "model.lora": dataclasses.astuple(config.model.lora) if config.model.lora.rank else "off",
-        "sampling.temperature": config.sampling.temperature,
-        "sampling.top_p": config.sampling.top_p,
-        "sampling.top_k": config.sampling.top_k,
-        "learner.steps": learner.steps,  # the end of the learning rate schedule
-        "learner.ranks": learner.ranks,
-        "learner.context_ranks": learner.context_ranks,
-        "learner.micro_batch_tokens": learner.micro_batch_tokens,
-        "learner.activation_checkpointing": learner.activation_checkpointing,
-        "learner.compile": learner.compile,
+    sections = ("objective.", "optim.", *(("warm_start.", "run.seed") if config.warm_start.episodes else ()))
+    lora = dataclasses.astuple(config.model.lora) if config.model.lora.rank else "off"
+    return {"model.lora": str(lora)} | {
+        path: str(value_of(config, path)) for path in key_paths() if path in OF_LEARNING or path.startswith(sections)
     }
-    settings |= _section("objective", config.objective) | _section("optim", config.optim)
-    if config.warm_start.episodes:
-        settings |= _section("warm_start", config.warm_start) | {"run.seed": config.run.seed}
-    return {name: str(value) for name, value in settings.items()}
 
 
 def differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
@@ -57,7 +54,3 @@ def differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
         for name in sorted(theirs.keys() | ours.keys())
         if theirs.get(name) != ours.get(name)
     ]
-
-
-def _section(name: str, section: ObjectiveConfig | OptimConfig | WarmStartConfig) -> dict[str, object]:
-    return {f"{name}.{key}": value for key, value in dataclasses.asdict(section).items()}
