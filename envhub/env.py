@@ -94,7 +94,7 @@ class Env(Protocol):
 
     def expert(self) -> str:
         """Return a good next action, for warm starts. It may use the answer. NotImplementedError: there is none."""
-        raise NotImplementedError
+        raise NotImplementedError("it has no expert")
 
 
 async def ask(env: Env, question: Callable[[], R]) -> R:
