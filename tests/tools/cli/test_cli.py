@@ -298,3 +298,12 @@ def test_after_a_death_at_the_start_only_what_is_missing_is_printed(capsys: pyte
     assert title == "Slipstream doctor"
     assert "  redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in rows[0]
     assert all("MISSING" in row for row in rows)
+
+
+@pytest.mark.parametrize("verb", ["collect", "replay export"])
+@pytest.mark.parametrize("place", range(3))
+def test_file_may_stand_anywhere_among_the_run_and_its_settings(verb: str, place: int) -> None:
+    url = "redis.url=redis://:p%40w@host:6379"  # with slashes that a path would lose
+    words = ["demo", url]
+    arguments = parsed([*verb.split(), *words[:place], "out.jsonl", *words[place:]])
+    assert (arguments.path, arguments.settings) == (Path("out.jsonl"), words)
