@@ -93,11 +93,8 @@ _NOUNS: dict[Any, str] = {
 _NOUNS |= dict.fromkeys((Sequence[str], Sequence[str] | None), "a list of texts")
 _NOUNS |= dict.fromkeys((Mapping[str, Any], Mapping[str, Any] | None), "a mapping")
 _NOUNS[Mapping[str, str] | None] = "a mapping of texts to texts"
-_NEEDED = ("reset", "step")
-_DEFAULTS = {
-    "replay_only": True,
-    **{name: vars(Env)[name] for name in ("close", "snapshot", "restore", "admissible", "state_key", "expert")},
-}
+_SNAPSHOTS = {"snapshot", "restore"}
+_OPTIONAL = _SNAPSHOTS | {"replay_only", "close", "admissible", "state_key", "expert"}
 
 
 def without_held_out(entries: Mapping[str, MixtureEntry]) -> list[str]:
@@ -141,7 +138,7 @@ def _has_held_out(name: str, options: Mapping[str, Any]) -> bool:
 def env_maker(name: str) -> Callable[..., Env]:
     """Return what makes the environment `name`: an entry of the tables above, or an imported `module:Class`.
 
-    Raises ValueError if the name is unknown, the import fails, or the class lacks members of `Env`; it lists those.
+    Raises ValueError if the name is unknown, the import fails, or the class lacks what has no default in `Env`.
     """
     if name in DRIVING:
         raise ValueError(
@@ -205,13 +202,18 @@ def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> No
 
 
 def _imported(name: str) -> type[Env]:
-    """Import a class, and give it the members of `Env` that it lacks. Raises ValueError without `reset` and `step`."""
+    """Import a class, and give it the defaults of `Env` for what it lacks. Raises ValueError if there are none."""
     kind = imported("env.name", name, type)
-    defined = {member for base in kind.__mro__ if base is not Env for member in vars(base)}
-    if missing := [member for member in _NEEDED if member not in defined]:
-        raise ValueError(
-            f"`env.name` {name!r} lacks {' and '.join(missing)} of slipstream.envhub.env.Env; define each as an async "
-            "method"
-        )
-    lacking = {member: default for member, default in _DEFAULTS.items() if member not in defined}
-    return cast(type[Env], type(kind.__name__, (kind,), {"__module__": kind.__module__} | lacking) if lacking else kind)
+    defaults = vars(Env)
+    defined = {
+        member for base in kind.__mro__ for member, value in vars(base).items() if defaults.get(member) is not value
+    }
+    needed = {"reset", "step"}
+    if "replay_only" in defined and kind.replay_only is not True:
+        needed |= _SNAPSHOTS
+    if missing := sorted(needed - defined):
+        raise ValueError(f"`env.name` {name!r} lacks {', '.join(missing)} of slipstream.envhub.env.Env; define each")
+    if not hasattr(kind, "__getattr__"):  # one that hands on what it does not define
+        for member in _OPTIONAL - defined:
+            setattr(kind, member, defaults[member])
+    return cast(type[Env], kind)

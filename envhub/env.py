@@ -50,9 +50,9 @@ class Env(Protocol):
     def replay_only(self) -> bool:
         """True if `snapshot` and `restore` do not work, so that a state can only be reached by replaying its actions.
 
-        A class variable in all environments but those that run on a server; True in one that does not have it.
+        A class variable in all environments but those that run on a server; by default whether those two are missing.
         """
-        return True
+        return type(self).restore is Env.restore
 
     async def reset(self, task: Task) -> Observation:
         """Start `task` and return its system and user messages, which never contain the answer.
@@ -71,7 +71,7 @@ class Env(Protocol):
 
     def snapshot(self) -> bytes:
         """Return the state, for `restore`. Raises NotImplementedError if `replay_only`."""
-        raise NotImplementedError
+        raise NotImplementedError("it has no snapshots")
 
     def restore(self, state: bytes) -> Observation:
         """Return to a snapshot, taken from this instance or another, and return the observation at that point.
@@ -79,7 +79,7 @@ class Env(Protocol):
         Raises ValueError if the bytes are not a snapshot of such an environment, and then changes nothing. Raises
         NotImplementedError if `replay_only`.
         """
-        raise NotImplementedError
+        raise NotImplementedError("it has no snapshots")
 
     def admissible(self) -> list[str] | None:
         """Return the valid actions: an empty list after the end, None if they cannot be listed."""

@@ -48,7 +48,9 @@ def read_files(
 
     Raises ValueError as `named_files`, and what `read` raises.
     """
-    return {split: read(path, *more) for split, path in named_files(train, held_out, fetch=fetch).items()}
+    files = named_files(train, held_out, fetch=fetch)
+    contents = {path: read(path, *more) for path in set(files.values())}
+    return {split: contents[path] for split, path in files.items()}
 
 
 def read_lines(path: Path, kind: type[T]) -> list[T]:
@@ -112,14 +114,16 @@ def read_tasks_of_rows(
     Without `held_out`, the text of a task decides its split, so that none is in both. It logs how many tasks two
     sources share. Raises ValueError if a split is empty, as `row_source`, and as `read`.
     """
-    tasks = read(row_source("train", train, fetch=fetch), *more)
-    others = read(row_source("held_out", held_out, fetch=fetch), *more) if held_out else []
+    source = row_source("train", train, fetch=fetch)
+    other = row_source("held_out", held_out, fetch=fetch) if held_out else source
+    tasks = read(source, *more)
+    others = read(other, *more) if held_out else []
     split: dict[str, list[Any]] = {"train": tasks, "held_out": others}
     if not held_out:
         split["train"] = []
         for task in tasks:
             split[split_of(text(task))].append(task)
-    elif held_out != train:
+    elif other != source:
         known = set(map(text, tasks))
         if shared := sum(text(task) in known for task in others):
             log.warning("%s: %d of %d tasks are also train tasks; remove them from one", held_out, shared, len(others))

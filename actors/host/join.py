@@ -67,8 +67,14 @@ def is_over(fleet: Fleet) -> bool:
 
 
 def run_config(facts: RunFacts) -> Config:
-    """The run's configuration, as its learner published it."""
-    return load_config(None, [], presets=[yaml.safe_load(facts.config_yaml) or {}])
+    """The run's configuration, as its learner published it. Raises ConfigError if it is none."""
+    try:
+        settings = yaml.safe_load(facts.config_yaml) or {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"the run's configuration is damaged: {error}; start its learner again") from None
+    if not isinstance(settings, dict):
+        raise ConfigError("the run's configuration is damaged: it is no mapping; start its learner again")
+    return load_config(None, [], presets=[settings])
 
 
 def checked_key(run: Config) -> CurveKey | None:

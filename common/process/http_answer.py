@@ -57,10 +57,12 @@ async def requested(
         reply = bytearray()
         async for chunk in response.content.iter_any():
             reply += chunk
+            if len(reply) > max_bytes and not response.ok:
+                break
             if len(reply) > max_bytes:
                 raise Passing(f"the reply has more than {max_bytes} bytes", is_malformed=True)
         wait_s = _seconds(response.headers.get("Retry-After", ""))
-        return Reply(status=response.status, wait_s=wait_s, body=bytes(reply))
+        return Reply(status=response.status, wait_s=wait_s, body=bytes(reply[:max_bytes]))
 
 
 def _seconds(retry_after: str) -> float:

@@ -60,9 +60,7 @@ class AgentEnv:
             raise ValueError(f"`env.options.train` must be set beside `held_out` {held_out}; {FETCH}")
         self._rows: dict[str, list[TaskRow]] | None = None
         if train:
-            self._rows = read_tasks_of_rows(
-                _rows, train, held_out, text=partial(json.dumps, sort_keys=True), fetch=FETCH
-            )
+            self._rows = read_tasks_of_rows(_rows, train, held_out, text=_text, fetch=FETCH)
         self.num_tasks = {split: len(found) for split, found in (self._rows or {}).items()}
 
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
@@ -147,3 +145,7 @@ def _readable(folder: Path) -> Path:
 
 def _rows(source: Path | str) -> list[TaskRow]:
     return [row for _, row in read_rows(source)]
+
+
+def _text(row: TaskRow) -> str:
+    return json.dumps(row, sort_keys=True)

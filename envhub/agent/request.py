@@ -207,7 +207,7 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
         log.warning("an agent's requests have %s, which is not read; this warning is shown once", name)
     passed = {name: message[name] for name in PASSED_ON if message.get(name) is not None}
     if role != "assistant" or message.get("content") is not None:
-        passed["content"] = text_of(message.get("content"))
+        passed["content"] = text_of(message.get("content") or "")
     elif "content" in message:
         passed["content"] = None  # a template may ask for it: an answer of calls has no text, not even an empty one
     if "tool_calls" in passed:
@@ -221,8 +221,8 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
 
 def text_of(content: Any, kinds: Collection[str] = ("text",)) -> str:
     """The text of `content`, which may be in parts of these kinds. Raises ValueError for anything else."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    if isinstance(content, str):
+        return content
     try:
         parts = msgspec.convert(content, type=list[dict[str, Any]])
         texts = [part["text"] for part in parts if part.get("type") in kinds and isinstance(part.get("text"), str)]

@@ -98,7 +98,7 @@ def _add_part(messages: list[dict[str, Any]], kind: str, item: Mapping[str, Any]
         last = {"role": "assistant"}
         messages.append(last)
     if kind == "reasoning":
-        thought = text_of(item.get("content"), ("reasoning_text",))
+        thought = text_of(item.get("content") or "", ("reasoning_text",))
         last["reasoning_content"] = last.get("reasoning_content", "") + thought
     elif kind == "message":
         last["content"] = text_of(item.get("content"), MESSAGE_PARTS)

@@ -79,7 +79,7 @@ def make_bfcl_env(*, train: str = "", held_out: str = "") -> Env:
     )
 
 
-@functools.lru_cache(maxsize=4)  # each episode makes a new environment
+@functools.lru_cache(maxsize=16)  # each episode makes a new environment
 def _read(split: str, path: Path) -> list[Item]:
     """Return the file's questions. Raises ValueError for functions that are not described as those of Python."""
     answers = asset_path(split, str(path.parent / "possible_answer" / path.name), fetch=FETCH)

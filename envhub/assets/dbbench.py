@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.envhub.env import Env
+from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.domain import Schema, Tables
 from slipstream.envhub.sqldb.sqldb import SqlState, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
@@ -99,7 +99,10 @@ class DbWorld:
         if self.item.is_change:
             if verb == "answer" or rest:
                 raise InvalidAction("a change is committed by commit alone")
-            right = state.tables == run_sql(self.schema, self.first.tables, self.item.label[0]).tables
+            try:
+                right = state.tables == run_sql(self.schema, self.first.tables, self.item.label[0]).tables
+            except SqlError as error:
+                raise EnvError(f"the file's own statement fails: {error}") from error
         else:
             answer = _texts(rest) if verb == "answer" else None
             if answer is None:

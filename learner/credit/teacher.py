@@ -145,7 +145,7 @@ async def _asked(url: str, body: object, *, kind: type[T], num_tokens: int) -> T
         reply = await requested(url, data, {"Content-Type": "application/json"}, timeout_s=TIMEOUT_S, max_bytes=limit)
     except Passing as error:
         raise TeacherAway(f"{url}: {error}") from None
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: no host's name
         raise Passing(f"{type(error).__name__}: {error}") from None
     why = f"status {reply.status}: {reply.body[:300]!r}"
     if reply.status in (408, 409, 429) or reply.status >= 500:

@@ -31,6 +31,36 @@ class Inheritor(Env):
     replay_only = True
 
 
+class Plain:
+    async def reset(self, task: Task) -> Observation:
+        raise NotImplementedError
+
+    async def step(self, action: str) -> Observation:
+        raise NotImplementedError
+
+
+class Restorable(Plain):
+    def snapshot(self) -> bytes:
+        return b""
+
+    def restore(self, state: bytes) -> Observation:
+        raise NotImplementedError
+
+
+class Misspelt(Plain):
+    replay_only = False
+
+    def snapshot(self) -> bytes:
+        return b""
+
+
+class Wrapper:
+    reset, step = Plain.reset, Plain.step
+
+    def __getattr__(self, name: str) -> Any:
+        return f"the inner {name}"
+
+
 def test_the_environment_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[2] / "docs" / "environments.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
@@ -101,12 +131,23 @@ def test_a_users_own_class_is_imported() -> None:
         (f"{__name__}:Inheritr", "did you mean Inheritor?"),
         (f"{__name__}:NO_CLASS", "NO_CLASS must be a class, got list"),
         (f"{__name__}:Unfinished", "lacks step of slipstream.envhub.env.Env"),
-        (f"{__name__}:Inheritor", "lacks reset and step of slipstream.envhub.env.Env"),
+        (f"{__name__}:Inheritor", "lacks reset, step of slipstream.envhub.env.Env"),
+        (f"{__name__}:Misspelt", "lacks restore of slipstream.envhub.env.Env"),
     ],
 )
 def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=f"`env.name`.*{re.escape(complaint)}"):
         env_maker(name)
+
+
+def test_what_a_class_lacks_has_the_default_that_fits_the_rest_of_it() -> None:
+    plain, restorable = (make_env(f"{__name__}:{kind.__name__}", {}) for kind in (Plain, Restorable))
+    assert (plain.replay_only, restorable.replay_only) == (True, False)
+    assert env_maker(f"{__name__}:Plain") is Plain, (
+        "one class, however many episodes: a new one each would stay for ever"
+    )
+    wrapper: Any = make_env(f"{__name__}:Wrapper", {})
+    assert wrapper.expert == "the inner expert" and wrapper.replay_only == "the inner replay_only"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
+from slipstream.envhub.agent.agent import AgentEnv
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.run.check_input import check_env
@@ -138,6 +139,13 @@ def script(folder: Path, code: str) -> dict[str, Any]:
     (folder / "play.py").write_text(agents.WITH_URLLIB + code)
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{row}"}) + "\n" for row in range(40)))
     return {"folder": str(folder), "train": str(folder / "tasks.jsonl")}
+
+
+def test_each_episode_has_an_environment_of_its_own_and_all_share_the_rows(tmp_path: Path) -> None:
+    options = script(tmp_path, "") | {"agent": "tests.envhub.agents:chats"}
+    del options["folder"]
+    one, other = (make_any_env("agent", options) for _ in range(2))
+    assert isinstance(one, AgentEnv) and isinstance(other, AgentEnv) and one._rows is other._rows
 
 
 COMMAND = ["/usr/bin/python3", "/opt/agent/play.py"]

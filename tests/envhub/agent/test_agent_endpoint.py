@@ -134,6 +134,8 @@ async def test_a_request_without_the_key_of_the_episode_is_refused(path: str, au
         ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "missing required field `call_id`"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content must be text"),
         ("responses", {"input": [{"role": "user", "content": 3}]}, "content must be text"),
+        ("responses", {"input": [{"role": "user"}]}, "content must be text"),
+        ("responses", {"input": [{"type": "function_call_output", "call_id": "a", "output": None}]}, "content must be"),
         ("responses", {"input": [{"role": "user", "content": [{"type": {}}]}]}, "content must be text"),
         ("responses", {"input": [{"content": "hi"}]}, "role of a message must be one of"),
         *(
