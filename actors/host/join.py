@@ -5,9 +5,8 @@ import logging
 import os
 import secrets
 import socket
+import tempfile
 import time
-
-import yaml
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
@@ -67,14 +66,11 @@ def is_over(fleet: Fleet) -> bool:
 
 
 def run_config(facts: RunFacts) -> Config:
-    """The run's configuration, as its learner published it. Raises ConfigError if it is none."""
-    try:
-        settings = yaml.safe_load(facts.config_yaml) or {}
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the run's configuration is damaged: {error}; start its learner again") from None
-    if not isinstance(settings, dict):
-        raise ConfigError("the run's configuration is damaged: it is no mapping; start its learner again")
-    return load_config(None, [], presets=[settings])
+    """The run's configuration, as its learner published it."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(facts.config_yaml)
+        file.flush()
+        return load_config(file.name, [])
 
 
 def checked_key(run: Config) -> CurveKey | None:

@@ -187,7 +187,7 @@ def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s:
     asking = requested(url, None, headers, method=method, timeout_s=TIMEOUT_S + wait_s, max_bytes=MAX_ANSWER_BYTES)
     try:
         reply = asyncio.run(asking)
-    except (aiohttp.ClientError, OSError, Passing) as error:
+    except (aiohttp.ClientError, OSError, Passing, RuntimeError) as error:  # RuntimeError: the interpreter ends
         raise MetadataError(f"{url} does not answer as documented: {error!r}") from error
     if reply.status == 404:
         return None

@@ -22,7 +22,7 @@ from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.message import Message, bare
 from slipstream.common.text.chat_template import REFUSALS, TurnMarks, prompt, rendered, turn_marks
-from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens, following
+from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens, following, kept_by_template
 from slipstream.common.text.thought import THOUGHT_MARKS, own_marks, thought_marks, without_thought
 
 if TYPE_CHECKING:
@@ -234,6 +234,7 @@ class ReplyForm:
         return self.opening + content + end
 
 
+@kept_by_template
 def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
     """The form of a reply, found by rendering one. Raises ValueError if the template changes what a policy writes."""
     today, marks_of_thoughts = datetime.now(UTC), thought_marks(tokenizer)

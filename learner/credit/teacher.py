@@ -14,7 +14,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.http_answer import Passing, requested
 from slipstream.common.process.wire import MALFORMED
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.attempts import repeated
+from slipstream.envhub.rewards.attempts import LONGEST_WAIT_S, repeated
 from slipstream.envhub.together import together
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.credit.token_rewards import Numbers
@@ -149,7 +149,7 @@ async def _asked(url: str, body: object, *, kind: type[T], num_tokens: int) -> T
         raise Passing(f"{type(error).__name__}: {error}") from None
     why = f"status {reply.status}: {reply.body[:300]!r}"
     if reply.status in (408, 409, 429) or reply.status >= 500:
-        raise Passing(why, wait_s=reply.wait_s)
+        raise Passing(why, wait_s=min(reply.wait_s, LONGEST_WAIT_S))
     if not 200 <= reply.status < 300:
         raise TeacherAway(f"{url} refused with {why}")
     try:

@@ -93,8 +93,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         _take_numbers(parser, arguments, verb.operands)
     if "path" in verb.arguments:  # settings and the name of the run may come before FILE
         words = [arguments.path, *arguments.settings]
-        named = [word for word in words if "=" not in word] or words
-        file = next((word for word in named if word.endswith(ROWS)), named[0])
+        named = [word for word in words if not re.match(r"[\w.]+=", word)] or words  # a folder may be named lr=1e-6
+        file = min(named, key=lambda word: (not word.endswith(ROWS), not Path(word).suffix))
         words.remove(file)
         arguments.path, arguments.settings = Path(file), words
     if verb.of_runs:

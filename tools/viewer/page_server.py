@@ -1,6 +1,7 @@
 """Serves the viewer's page and its JSON on loopback."""
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections.abc import Callable
@@ -32,17 +33,19 @@ HEADERS = {
 
 def serve(pages: ArchivePages, front: Callable[[], str], *, port: int) -> None:
     """Serve the page that `front` makes, until Ctrl-C or SIGTERM. Raises ConfigError if the port is in use."""
-    try:
-        asyncio.run(_serve_until_a_signal(make_app(pages, front), port))
-    except OSError as error:
-        raise ConfigError(f"--port {port}: {error.strerror}; leave it out for any free port") from error
+    asyncio.run(_serve_until_a_signal(make_app(pages, front), port))
 
 
 async def _serve_until_a_signal(app: web.Application, port: int) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with Border(max_body_bytes=MAX_BODY_BYTES, is_for_pages=True).served(app, ("127.0.0.1", port)) as url:
+    border = Border(max_body_bytes=MAX_BODY_BYTES, is_for_pages=True)
+    async with contextlib.AsyncExitStack() as serving:
+        try:
+            url = await serving.enter_async_context(border.served(app, ("127.0.0.1", port)))
+        except OSError as error:
+            raise ConfigError(f"--port {port}: {error.strerror}; leave it out for any free port") from error
         print(f"look at {url}/ (Ctrl-C ends it)", flush=True)
         await ended.wait()
 

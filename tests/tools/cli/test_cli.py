@@ -307,3 +307,5 @@ def test_file_may_stand_anywhere_among_the_run_and_its_settings(verb: str, place
     words = ["demo", url]
     arguments = parsed([*verb.split(), *words[:place], "out.jsonl", *words[place:]])
     assert (arguments.path, arguments.settings) == (Path("out.jsonl"), words)
+    arguments = parsed([*verb.split(), *words[:place], "runs/lr=1e-6/out.csv", *words[place:]])
+    assert arguments.path == Path("runs/lr=1e-6/out.csv"), "which is refused by its own name"
