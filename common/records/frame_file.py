@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipstream.common.process.output import sync, whole_file
-from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
-from slipstream.common.records.trajectory import Trajectory, decode_trajectory, encode_trajectory
+from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError, encode
+from slipstream.common.records.trajectory import Trajectory, decode_trajectory
 
 _LENGTH = struct.Struct("<I")
 
@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("<I")
 def write(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Replace `path` by a file of `trajectories`, completely or not at all, and make it durable."""
     with whole_file(path) as file:
-        write_frames(file, (encode_trajectory(trajectory, compress=True) for trajectory in trajectories))
+        write_frames(file, (encode(trajectory, compress=True) for trajectory in trajectories))
         sync(file)
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.common.process.wire import SCHEMA, decode, encode
+from slipstream.common.process.wire import SCHEMA, decode
 from slipstream.common.records.kept_sets import KeptSets
 from slipstream.common.records.version_lag import VersionArray
 
@@ -244,10 +244,6 @@ def pack_logprobs(logprobs: list[float]) -> bytes:
 
 def pack_mask(mask: list[bool]) -> bytes:
     return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()
-
-
-def encode_trajectory(trajectory: Trajectory, *, compress: bool = False) -> bytes:
-    return encode(trajectory, compress=compress)
 
 
 def decode_trajectory(frame: bytes | memoryview, *, max_bytes: int, vocab_size: int) -> Trajectory:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import redis
 
 from slipstream.common.config.replay_config import ReplayConfig
-from slipstream.common.process.wire import WireError, compressed
+from slipstream.common.process.wire import WireError, compressed, encode
 from slipstream.common.records.trajectory import (
     MAX_TRAJECTORY_BYTES,
     InvalidTrajectory,
@@ -14,7 +14,6 @@ from slipstream.common.records.trajectory import (
     Trajectory,
     check,
     decode_trajectory,
-    encode_trajectory,
 )
 from slipstream.replay.buffer.bulk import Bulk, Payload
 from slipstream.replay.records import scripts
@@ -92,7 +91,7 @@ class Payloads:
         check(trajectory, vocab_size=self._vocab_size)
         ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
         try:
-            frame = encode_trajectory(trajectory)
+            frame = encode(trajectory)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidTrajectory(f"cannot be encoded: {error}") from error
         if len(frame) > MAX_TRAJECTORY_BYTES:

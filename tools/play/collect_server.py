@@ -28,7 +28,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.process.output import appended, sync
-from slipstream.common.process.wire import MALFORMED, MAX_FRAME_BYTES, WireError
+from slipstream.common.process.wire import MALFORMED, MAX_FRAME_BYTES, WireError, encode
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import (
     InvalidTrajectory,
@@ -37,7 +37,6 @@ from slipstream.common.records.trajectory import (
     Task,
     Trajectory,
     decode_trajectory,
-    encode_trajectory,
 )
 from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ReplyForm, reply_form
@@ -94,7 +93,7 @@ class Journal:
 
     def add(self, episode: Trajectory) -> None:
         """Keep an episode, durably."""
-        self._append(encode_trajectory(episode, compress=True))
+        self._append(encode(episode, compress=True))
         self.played[episode.group_id, episode.member] = episode
 
     def _append(self, frame: bytes) -> None:

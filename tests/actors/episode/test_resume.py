@@ -16,6 +16,7 @@ from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.model_config import ModelConfig
+from slipstream.common.process.wire import encode
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import (
@@ -25,7 +26,6 @@ from slipstream.common.records.trajectory import (
     Trajectory,
     VersionSpan,
     decode_trajectory,
-    encode_trajectory,
 )
 from slipstream.envhub.env import Env, Observation
 from slipstream.envhub.household.household import HouseholdEnv
@@ -130,7 +130,7 @@ async def preempted(playing: Coroutine[Any, Any, Trajectory], *, after_s: float)
 
 
 def over_the_wire(partial: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Trajectory:
-    return decode_trajectory(encode_trajectory(partial), max_bytes=1 << 20, vocab_size=len(tokenizer))
+    return decode_trajectory(encode(partial), max_bytes=1 << 20, vocab_size=len(tokenizer))
 
 
 @cache

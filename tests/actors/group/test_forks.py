@@ -17,7 +17,8 @@ from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.config.replay_config import SEARCHES
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.trajectory import Fork, InvalidTrajectory, Trajectory, check, encode_trajectory
+from slipstream.common.process.wire import encode
+from slipstream.common.records.trajectory import Fork, InvalidTrajectory, Trajectory, check
 from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.learner.batch.pack import count_loss_tokens
@@ -288,7 +289,7 @@ def test_a_fork_is_refused_where_the_ticket_orders_no_trees(redis_client: redis.
     plain = ticket(1, num_members=MEMBERS)
     with pytest.raises(InvalidTrajectory, match="in a group of 0 trees"):
         plain.check_owns(member, run_id=run_id, outcome=member.outcome)
-    assert b"fork" in encode_trajectory(member)
+    assert b"fork" in encode(member)
 
 
 TREE = ["objective.advantage=tree", "replay.trees=random:2"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.common.process.wire import MAX_FRAME_BYTES, SCHEMA, WireError, decode, encode
-from slipstream.common.records.trajectory import InvalidTrajectory, decode_trajectory, encode_trajectory
+from slipstream.common.records.trajectory import InvalidTrajectory, decode_trajectory
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
 
 PLAIN, ZSTD = 0, 1
@@ -94,7 +94,7 @@ def test_nesting_without_end_is_refused_also_where_anything_may_stand() -> None:
 def test_a_damaged_trajectory_is_refused_or_still_holds_together(
     position: int, removed: int, inserted: bytes, compress: bool
 ) -> None:
-    whole = encode_trajectory(WHOLE, compress=compress)
+    whole = encode(WHOLE, compress=compress)
     position %= len(whole)
     changed = whole[:position] + inserted + whole[position + removed :]
     body = changed[8:]

@@ -17,7 +17,6 @@ from slipstream.common.records.trajectory import (
     VersionSpan,
     check,
     decode_trajectory,
-    encode_trajectory,
     pack_logprobs,
     pack_mask,
     pack_tokens,
@@ -70,12 +69,12 @@ def test_the_return_is_every_component_of_every_turn() -> None:
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("whole", [WHOLE, CUT_OFF], ids=["whole", "with kept sets"])
 def test_what_is_encoded_comes_back_equal(whole: Trajectory, compress: bool) -> None:
-    frame = encode_trajectory(whole, compress=compress)
+    frame = encode(whole, compress=compress)
     assert decode_trajectory(frame, max_bytes=1 << 16, vocab_size=VOCAB_SIZE) == whole
 
 
 def test_a_trajectory_that_contradicts_itself_does_not_come_off_the_wire() -> None:
-    frame = encode_trajectory(msgspec.structs.replace(WHOLE, score=1.5))
+    frame = encode(msgspec.structs.replace(WHOLE, score=1.5))
     with pytest.raises(InvalidTrajectory, match=r"score 1\.5"):
         decode_trajectory(frame, max_bytes=1 << 16, vocab_size=VOCAB_SIZE)
 

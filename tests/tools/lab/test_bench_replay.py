@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from slipstream.common.records.trajectory import check, decode_trajectory, encode_trajectory
+from slipstream.common.process.wire import encode
+from slipstream.common.records.trajectory import check, decode_trajectory
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.lab.bench import replay as bench_replay
 from slipstream.tools.lab.bench.load.raw_socket import RawSocket
@@ -44,7 +45,7 @@ def decode_all() -> None:
 def encode_all() -> None:
     for _ in range(NUM_ITEMS):
         check(TRAJECTORY, vocab_size=VOCAB_SIZE)
-        encode_trajectory(TRAJECTORY)
+        encode(TRAJECTORY)
 
 
 @pytest.mark.long
@@ -97,7 +98,7 @@ def test_to_decode_and_check_a_trajectory_takes_as_many_steps_for_ten_times_the_
     """The other gate: no step of Python for each token. Numpy looks at all of them at once."""
 
     def steps(num_tokens: int) -> int:
-        frame = encode_trajectory(a_trajectory(num_tokens=num_tokens))
+        frame = encode(a_trajectory(num_tokens=num_tokens))
         return steps_of(lambda: decode_trajectory(frame, max_bytes=len(frame), vocab_size=VOCAB_SIZE))
 
     steps(NUM_TOKENS)  # the first call imports what it needs

@@ -16,8 +16,9 @@ import pytest
 
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.wire import encode
 from slipstream.common.records.frame_file import read_frames, write_frames
-from slipstream.common.records.trajectory import decode_trajectory, encode_trajectory
+from slipstream.common.records.trajectory import decode_trajectory
 from slipstream.tools.play.collect import collect
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.evaluate import evaluate
@@ -152,7 +153,7 @@ def test_an_episode_of_the_journal_that_contradicts_itself_is_played_again(
     journal = tmp_path / "rows.jsonl.journal"
     identity, first, *others = read_frames(journal)
     episode = decode_trajectory(first, max_bytes=len(first) << 8, vocab_size=1 << 20)
-    damaged = encode_trajectory(msgspec.structs.replace(episode, loss_mask=b""), compress=True)
+    damaged = encode(msgspec.structs.replace(episode, loss_mask=b""), compress=True)
     with journal.open("wb") as file:
         write_frames(file, [identity, *others, damaged])
     assert len(collected(tmp_path, server, model)) == 6

@@ -13,7 +13,7 @@ from pathlib import Path
 import redis
 
 from slipstream.common.process.connection import connect
-from slipstream.common.records.trajectory import encode_trajectory
+from slipstream.common.process.wire import encode
 from slipstream.replay.buffer.bulk import WINDOW
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.server.redis_server import find_executable as find_redis
@@ -91,7 +91,7 @@ def _hot_rows(rates: dict[str, list[float]]) -> list[Row]:
 
 def bytes_per_token() -> list[Row]:
     """Bytes per token of the trajectory that all other rows use."""
-    compressed = len(encode_trajectory(TRAJECTORY, compress=True)) / NUM_TOKENS
+    compressed = len(encode(TRAJECTORY, compress=True)) / NUM_TOKENS
     plain = len(FRAME) / NUM_TOKENS
     return [
         Row.of("bytes a token, beside 9", [plain], unit="bytes", against=[9.0], goal="value <= 9"),

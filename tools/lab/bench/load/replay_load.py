@@ -7,7 +7,7 @@ import numpy as np
 import redis
 
 from slipstream.common.config.replay_config import ReplayConfig
-from slipstream.common.process.wire import SCHEMA
+from slipstream.common.process.wire import SCHEMA, encode
 from slipstream.common.records.trajectory import (
     Outcome,
     Provenance,
@@ -17,7 +17,6 @@ from slipstream.common.records.trajectory import (
     Trajectory,
     Turn,
     VersionSpan,
-    encode_trajectory,
 )
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
@@ -89,7 +88,7 @@ def a_trajectory(*, num_tokens: int = NUM_TOKENS) -> Trajectory:
 
 
 TRAJECTORY = a_trajectory()
-FRAME = encode_trajectory(TRAJECTORY)
+FRAME = encode(TRAJECTORY)
 
 
 def attempts_at(lease: Lease) -> list[tuple[Lease, Trajectory]]:
