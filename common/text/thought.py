@@ -85,8 +85,9 @@ def _ends_of(tag: str) -> list[str]:
 
 def open_thought(reply: str, *, prompt: str, marks: Sequence[Pair] = THOUGHT_MARKS) -> str:
     """The mark that closes the thought with which `reply` begins, or that the end of `prompt` opens; "" if none."""
+    prompt, reply = prompt.rstrip(), reply.lstrip()
     for opening, closing in marks:
-        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
+        if prompt.endswith(opening) or reply.startswith(opening):
             return closing
     return ""
 
