@@ -93,7 +93,7 @@ class Env(Protocol):
         return ""
 
     def expert(self) -> str:
-        """Return a good next action, for warm starts. It may use the answer. NotImplementedError: there is none."""
+        """Return a good next action, for warm starts. It may use the answer. Raises NotImplementedError without one."""
         raise NotImplementedError("it has no expert")
 
 
