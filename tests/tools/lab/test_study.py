@@ -20,12 +20,13 @@ from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.checkpoint.conditions import conditions_of
 from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.model.weight_shards import full_tensors
+from slipstream.learner.objective.ratio import Sequences
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.rerun import train_again
 from slipstream.replay.records.step_tokens import read_tokens
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveWriter
 from slipstream.tools.lab.study import lag as study_lag
-from slipstream.tools.lab.study.lag_arms import delay_gradients
+from slipstream.tools.lab.study.lag_arms import delay_gradients, second_moment
 from slipstream.tools.lab.study.page import delay
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import StudyStep, practice
@@ -245,6 +246,17 @@ def test_a_late_gradient_is_applied_after_its_delay() -> None:
         optimizer.zero_grad(set_to_none=True)
         seen.append(float(weight.detach()))
     assert seen == [0.0, 0.0, -1.0, -11.0]
+
+
+def test_m2po_leaves_out_the_tokens_that_are_furthest_off_until_the_mean_square_is_small_enough() -> None:
+    # Squares of 0.0361 (twice), 0.09 and 1: the mean of the first three is 0.054, so the one of 0.09 goes as well.
+    current = torch.tensor([-0.19, 1.0, 0.19, -0.3])
+    sequences = Sequences(
+        ids=torch.zeros(4, dtype=torch.long), num=1, trajectories=torch.tensor([0]), trajectory_tokens=torch.tensor([4])
+    )
+    made = second_moment(current, behaviour_logprobs=torch.zeros(4), advantages=torch.ones(4), sequences=sequences)
+    assert made.masked.tolist() == [False, True, False, True]
+    assert made.weights[[0, 2]].tolist() == pytest.approx([0.826959, 1.209250])
 
 
 def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:

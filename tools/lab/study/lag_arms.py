@@ -15,6 +15,7 @@ from slipstream.learner.objective.correction import Correction
 from slipstream.learner.objective.ratio import MAX_LOG_RATIO, Sequences
 
 MAX_WEIGHT = 20.0  # of a token, and of a trajectory where the whole of it has one weight
+MAX_SECOND_MOMENT = 0.04  # of M2PO, as its authors and AReaL have it
 _HERE = "slipstream.tools.lab.study.lag_arms"
 _TV = (
     *("objective.surrogate=dppo_tv", f"objective.ratio_high={MAX_WEIGHT:g}"),
@@ -69,6 +70,12 @@ ARMS = {
             f"objective.correction={_HERE}:whole_weights",
         )
     ),
+    "m2po": Arm(
+        settings=(
+            *("objective.surrogate=policy_gradient", "objective.max_negative_kl=0"),
+            f"objective.correction={_HERE}:second_moment",
+        )
+    ),
     "tv_vcpo": Arm(settings=_TV, min_ess=1.0),
     "tv_vcpo_linear": Arm(settings=(*_TV, "optim.schedule=linear"), min_ess=1.0),
     "tv_linear": Arm(settings=(*_TV, "optim.schedule=linear")),
@@ -85,3 +92,18 @@ def whole_weights(
     log_ratios = sequences.sums(current_logprobs - behaviour_logprobs)
     weights = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=MAX_WEIGHT)
     return Correction(weights=weights, masked=torch.zeros_like(weights, dtype=torch.bool))
+
+
+def second_moment(
+    current_logprobs: Tensor, *, behaviour_logprobs: Tensor, advantages: Tensor, sequences: Sequences
+) -> Correction:
+    """M2PO, https://arxiv.org/abs/2510.01161: the ratio of each token, without those that are furthest off.
+
+    As few are left out as bring the mean of log(ratio)^2, over the other tokens of the pack, to MAX_SECOND_MOMENT.
+    """
+    log_ratios = current_logprobs - behaviour_logprobs
+    moments, order = log_ratios.square().sort()
+    means = moments.cumsum(0) / torch.arange(1, len(moments) + 1)
+    masked = torch.ones_like(log_ratios, dtype=torch.bool)
+    masked[order[: int((means <= MAX_SECOND_MOMENT).sum())]] = False
+    return Correction(weights=log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), masked=masked)
