@@ -161,7 +161,7 @@ class Plan:
 
 
 def run_cell(plan: Plan, *, seed: int) -> Cell:
-    """Run a cell to its end, or return the result that it has. Raises CalledProcessError if a process of it fails."""
+    """Run a cell to its end, or return the result that it has. Raises RuntimeError if a process of it fails."""
     path = plan.file("json")
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Cell)
@@ -198,8 +198,8 @@ def _run_all(plan: Plan, meter: Meter) -> None:
         try:
             with meter.on([process.pid for process in running]):
                 for process in running:
-                    if process.wait(MAX_CELL_S):
-                        raise subprocess.CalledProcessError(process.returncode, process.args)
+                    if code := process.wait(MAX_CELL_S):
+                        raise RuntimeError(f"{plan.config.run.name} ended with code {code}; see {plan.file('log')}")
         finally:
             for process in running:
                 process.terminate()
