@@ -27,13 +27,12 @@ from slipstream.replay.records.failures import Failure
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
-from slipstream.replay.run.equal_returns import Outlook, outlook
+from slipstream.replay.run.equal_returns import Outlook, outlook, useful_share
 
 POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
 USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
 MAX_FORK_TURN = 4  # a fork at random begins after 1 to this many turns of another attempt; a search's after any
-FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
 IS_JUDGE_RUNNING = "is `slipstream serve judge` running? See its log"
 ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
 
@@ -225,7 +224,8 @@ class Supply:
         steps = min(replay.target_lag + 1, learner.steps - step + 1)
         ledger = self._buffer.ledger()
         in_time = step + steps <= learner.steps  # else the last step would leave groups over
-        useful = self._useful_share() if in_time and (replay.target_lag or self._in_order) else 1.0
+        is_unsure = in_time and (replay.target_lag or self._in_order)
+        useful = useful_share(self._taught, assumed=self._num_candidates) if is_unsure else 1.0
         room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept), useful=useful)
         # A learner before this one opened these.
         self._next_group_id = max(self._next_group_id, ledger.last_group_id + 1)
@@ -268,11 +268,6 @@ class Supply:
         if self._all_teach:
             return ledger.ready
         return ledger.ready - ledger.ready_equal if self._equal_is_useless else 0
-
-    def _useful_share(self) -> float:
-        """The share of the newest claimed groups that taught something, as if a step's groups before them all had."""
-        first = self._num_candidates
-        return max((first + sum(self._taught)) / (first + len(self._taught)), FEWEST_USEFUL)
 
     def _is_solved(self, started: float) -> bool:
         """Whether the wait since `started` is over, and the one reason is that the tasks are solved."""

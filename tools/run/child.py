@@ -98,12 +98,12 @@ class Child:
         if self._restart_at == 0.0:
             self._restart_at = now + BACK_OFF_S[self._num_restarts]
         elif now >= self._restart_at:
-            self._num_restarts += 1
             self._restart_at = 0.0
             why = printable_block(last_error(self.log))
             print(f"{self.name} {self.ending}: {why}{RESTARTED}{self.log}", flush=True)
             if self.lacked_memory:
                 print(f"FAULT: {self.lacked_memory}", flush=True)
+            self._num_restarts += 1
             self.start()
         return True
 
@@ -124,9 +124,10 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
-        code = self.exit_code or 0
-        return f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}, {signal.strsignal(-code)}"
+        """How it ended, in words, and after how many restarts."""
+        code, tries = self.exit_code or 0, f" after {self._num_restarts} restarts" if self._num_restarts else ""
+        how = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}, {signal.strsignal(-code)}"
+        return how + tries
 
     @property
     def lacked_memory(self) -> str:
@@ -134,11 +135,6 @@ class Child:
         if killed_for_memory() <= self._killed_for_memory:
             return ""
         return f"the kernel killed a process for lack of memory before {self.name} ended; {CURE}"
-
-    @property
-    def tries(self) -> str:
-        """How often it was restarted, in words; empty if it was not."""
-        return f" after {self._num_restarts} restarts" if self._num_restarts else ""
 
     @property
     def pid(self) -> int | None:
@@ -205,7 +201,7 @@ def print_failure(verb: str, child: Child) -> None:
         print(lines, file=sys.stderr)
     else:
         why = f"; {child.lacked_memory}" if child.lacked_memory else ""
-        ended = f"{child.name} {child.ending}{child.tries}{why}; the last lines of {child.log}:"
+        ended = f"{child.name} {child.ending}{why}; the last lines of {child.log}:"
         print(f"slipstream {verb}: {ended}\n{lines or '(none)'}", file=sys.stderr)
 
 

@@ -18,6 +18,7 @@ import simpy
 
 from slipstream.common.config.config import Config
 from slipstream.learner.supply.haste import Haste
+from slipstream.replay.run.equal_returns import useful_share
 from slipstream.tools.simulate.calibration import Calibration, PlayedTurn
 from slipstream.tools.simulate.outcome import Outcome, Tally
 from slipstream.tools.simulate.simulate_options import SimulateOptions
@@ -147,7 +148,8 @@ class World:
         wanted = replay.groups_per_step * ahead - num_kept - num_sure
         has_its_groups = num_kept + num_sure >= replay.groups_per_step
         oldest = max(0, self._version - replay.target_lag)
-        for _ in range(math.ceil(wanted / self._useful_share()) - unsure):
+        useful = useful_share(self._taught, assumed=self._replay.groups_per_step)
+        for _ in range(math.ceil(wanted / useful) - unsure):
             group = Group(
                 min_version=oldest,
                 preferred_version=self._version if has_its_groups and not self._haste else oldest,
@@ -163,10 +165,6 @@ class World:
         """The episodes of a group, as they were played together: siblings last alike."""
         recorded, size = self._random.choice(self._facts.groups), self._replay.group_size
         return self._random.sample(list(recorded) * math.ceil(size / len(recorded)), size)
-
-    def _useful_share(self) -> float:
-        first = self._replay.groups_per_step
-        return max((first + sum(self._taught)) / (first + len(self._taught)), 1 / 8)
 
     def _claim(self, num_missing: int) -> list[Group]:
         """The oldest ready groups, and those that do not teach. Of a synchronous step the next one.
