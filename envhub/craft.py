@@ -118,9 +118,7 @@ def make_craft_env(*, profile: str = "small", depth: int = 2) -> Env:
     """
     check_range("depth", depth, 1, 4)
     return WorldEnv(
-        f"craft {profile} depth={depth}",
-        make_world=partial(make_craft, depth=depth),
-        rules=rules_in(profile, RULES),
+        f"craft {profile} depth={depth}", make_world=partial(make_craft, depth=depth), rules=rules_in(profile, RULES)
     )
 
 

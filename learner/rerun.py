@@ -180,11 +180,7 @@ class _Lead:
         self._tally_path = run_dir.tally
         self._tally = load_tally(run_dir.tally)
         self._writer = MetricsWriter(
-            run_dir,
-            resume_step=step,
-            place=place_of,
-            describe=describe,
-            check=learner.checkpoints.fence.check,
+            run_dir, resume_step=step, place=place_of, describe=describe, check=learner.checkpoints.fence.check
         )
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:

@@ -192,12 +192,7 @@ def _by_template(
     named, dates = template
     text = str(
         tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            chat_template=named,
-            tokenize=False,
-            add_generation_prompt=to_reply,
-            **dict(dates),
+            messages, tools=tools, chat_template=named, tokenize=False, add_generation_prompt=to_reply, **dict(dates)
         )
     )
     if len(text) > MAX_CHARS:

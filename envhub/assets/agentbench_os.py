@@ -99,9 +99,7 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "") -> Env:
     require_sandbox()
     items = read_files(read_tasks, train, held_out, fetch=FETCH)
     return WorldEnv(
-        f"agentbench_os {train} {held_out}",
-        make_world=lambda task: OsWorld(task=item_of(task, items)),
-        rules=RULES,
+        f"agentbench_os {train} {held_out}", make_world=lambda task: OsWorld(task=item_of(task, items)), rules=RULES
     )
 
 

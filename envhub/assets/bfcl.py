@@ -74,8 +74,7 @@ def make_bfcl_env(*, train: str = "", held_out: str = "") -> Env:
     """Make an environment of files of questions, used in turn. Raises ValueError if one is missing or malformed."""
     items = {split: _read(split, path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
     return WorldEnv(
-        f"bfcl {train} {held_out}",
-        make_world=lambda task: DatasetWorld(item=item_of(task, items), check=CALLS),
+        f"bfcl {train} {held_out}", make_world=lambda task: DatasetWorld(item=item_of(task, items), check=CALLS)
     )
 
 

@@ -80,11 +80,7 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
     """
     folder = asset_path("databases", databases, fetch=FETCH_DATABASES)
     worlds = read_files(_playable, train, held_out, folder, fetch=FETCH)
-    return WorldEnv(
-        f"bird {train} {held_out} {databases}",
-        make_world=lambda task: item_of(task, worlds),
-        rules=RULES,
-    )
+    return WorldEnv(f"bird {train} {held_out} {databases}", make_world=lambda task: item_of(task, worlds), rules=RULES)
 
 
 def _playable(path: Path, folder: Path) -> list[BirdWorld]:

@@ -117,9 +117,7 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0) -> Env
     require_sandbox()
     worlds = read_files(_playable, train, held_out, level, fetch=FETCH)
     return WorldEnv(
-        f"gaia {train} {held_out} level={level}",
-        make_world=lambda task: item_of(task, worlds),
-        rules=RULES,
+        f"gaia {train} {held_out} level={level}", make_world=lambda task: item_of(task, worlds), rules=RULES
     )
 
 

@@ -94,9 +94,7 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2) -> Env:
             f"`depth`, or {FETCH}"
         )
     return WorldEnv(
-        f"textcraft {recipes} depth={depth}",
-        make_world=partial(make_textcraft, book=book, goals=goals),
-        rules=RULES,
+        f"textcraft {recipes} depth={depth}", make_world=partial(make_textcraft, book=book, goals=goals), rules=RULES
     )
 
 

@@ -66,9 +66,7 @@ def make_code_env(*, profile: str = "full", steps: int = 2) -> Env:
     check_range("steps", steps, 1, 5)
     require_sandbox()
     return WorldEnv(
-        f"code {profile} steps={steps}",
-        make_world=partial(make_code, num_steps=steps),
-        rules=rules_in(profile, RULES),
+        f"code {profile} steps={steps}", make_world=partial(make_code, num_steps=steps), rules=rules_in(profile, RULES)
     )
 
 

@@ -18,11 +18,7 @@ def make_grid_env(*, game: str = "sokoban", profile: str = "small", size: int = 
     """
     check_choice("game", game, (*GAMES, "bandit"))
     if game == "bandit":
-        return WorldEnv(
-            f"grid bandit {profile}",
-            make_world=make_bandit,
-            rules=rules_in(profile, RULES),
-        )
+        return WorldEnv(f"grid bandit {profile}", make_world=make_bandit, rules=rules_in(profile, RULES))
     check_range("size", size, 5 if game == "sokoban" else 4, MAX_SIZE[game])
     return WorldEnv(
         f"grid {game} {profile} size={size}",

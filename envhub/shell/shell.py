@@ -72,9 +72,7 @@ def make_shell_env(*, profile: str = "full", task: str = "any") -> Env:
     check_choice("task", task, ("read", "write", "processes", "any"))
     require_sandbox()
     return WorldEnv(
-        f"shell {profile} task={task}",
-        make_world=partial(make_shell, kind=task),
-        rules=rules_in(profile, RULES),
+        f"shell {profile} task={task}", make_world=partial(make_shell, kind=task), rules=rules_in(profile, RULES)
     )
 
 

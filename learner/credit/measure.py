@@ -55,11 +55,7 @@ def measure(
     if not queries:
         return Measured()
     found = of_each_token(
-        queries,
-        sequences,
-        micro_batch_tokens=micro_batch_tokens,
-        ranks=ranks,
-        share_prefixes=models.share_prefixes,
+        queries, sequences, micro_batch_tokens=micro_batch_tokens, ranks=ranks, share_prefixes=models.share_prefixes
     )
     if critic is not None:
         found["values"] = critic.scale.restored(found["values"])

@@ -61,9 +61,7 @@ def check_coherence(config: Config) -> None:
 def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
     if objective.compares == "critic" and objective.critic == "none":
         objective.refuse(
-            "advantage",
-            "it needs a critic, and objective.critic is `none`",
-            "choose objective.critic own or shared",
+            "advantage", "it needs a critic, and objective.critic is `none`", "choose objective.critic own or shared"
         )
     if objective.compares != "critic" and objective.critic != "none":
         objective.refuse(
@@ -148,9 +146,7 @@ def _check_kl(objective: ObjectiveConfig) -> None:
     if objective.kl_coefficient == 0 and (in_reward or objective.reference_model):
         name = "kl_place" if in_reward else "reference_model"
         objective.refuse(
-            name,
-            "it has no effect with objective.kl_coefficient 0",
-            "leave it out, or set kl_coefficient above 0",
+            name, "it has no effect with objective.kl_coefficient 0", "leave it out, or set kl_coefficient above 0"
         )
 
 

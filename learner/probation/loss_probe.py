@@ -127,10 +127,7 @@ def _tried(log_ratios: Tensor, *, length: int = 2) -> _Tried:
     current, lagged, neighbour = (
         axis.flatten()
         for axis in torch.meshgrid(
-            log_ratios.new_tensor(_LEVELS),
-            log_ratios,
-            log_ratios.new_tensor(range(_NUM_NEIGHBOURS)),
-            indexing="ij",
+            log_ratios.new_tensor(_LEVELS), log_ratios, log_ratios.new_tensor(range(_NUM_NEIGHBOURS)), indexing="ij"
         )
     )
     # The log-ratio of the neighbours: the opposite, 0, the same, far below, far above.

@@ -120,11 +120,7 @@ class ActorBuffer:
         if death:
             member, attempt = next(iter(lease.missing.items()))
             described = failed_attempt(
-                group_id,
-                member,
-                attempt=attempt,
-                outcome=Outcome.INFRA_FAILURE.value,
-                reason=f"{DIED_TWICE}: {death}",
+                group_id, member, attempt=attempt, outcome=Outcome.INFRA_FAILURE.value, reason=f"{DIED_TWICE}: {death}"
             )
         self._verbs.call("release", group_id, lease.fence, described)
 
@@ -142,8 +138,7 @@ class ActorBuffer:
                 arguments: tuple[int | str, ...] = (group_id, member, record, *result_of(trajectory))
                 calls.append((keys, arguments))
                 yield packed(
-                    ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"),
-                    ("EVALSHA", sha, len(keys), *keys, *arguments),
+                    ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"), ("EVALSHA", sha, len(keys), *keys, *arguments)
                 )
 
         replies = self._payloads.bulk.exchange(requests(), num_replies=2)

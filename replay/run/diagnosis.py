@@ -365,10 +365,7 @@ def _no_step(facts: Facts) -> Diagnosis | None:
 def _who_waits(facts: Facts) -> Diagnosis:
     if not facts.steps:
         return Diagnosis(
-            cause="the first step is being collected",
-            evidence=facts.ledger.unclaimed,
-            next_step="wait",
-            is_fault=False,
+            cause="the first step is being collected", evidence=facts.ledger.unclaimed, next_step="wait", is_fault=False
         )
     newest = facts.steps[-1]
     busy = fmean(step["perf/learner_busy"] for step in facts.steps)

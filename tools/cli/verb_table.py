@@ -284,12 +284,7 @@ VERBS = {
         plays=True,
         loads_model=True,
     ),
-    "data": Verb(
-        "slipstream.tools.data.data:data",
-        (),
-        own=DataOptions,
-        arguments=FILE | FORCE,
-    ),
+    "data": Verb("slipstream.tools.data.data:data", (), own=DataOptions, arguments=FILE | FORCE),
     "export": Verb("slipstream.tools.run.model_export:export", ("run.name", "run.root"), own=ExportOptions, joins=True),
     "serve envs": Verb(
         "slipstream.tools.serve.serve_envs:serve_envs",
@@ -329,17 +324,8 @@ VERBS = {
         own=SimulateOptions,
         joins=True,
     ),
-    "launch": Verb(
-        "slipstream.tools.launch.launch:launch",
-        (*LEARNER, "actors"),
-        arguments=LAUNCH,
-    ),
-    "scale": Verb(
-        "slipstream.tools.launch.scale:scale",
-        (*RUN, "actors.count"),
-        joins=True,
-        arguments=SCALE,
-    ),
+    "launch": Verb("slipstream.tools.launch.launch:launch", (*LEARNER, "actors"), arguments=LAUNCH),
+    "scale": Verb("slipstream.tools.launch.scale:scale", (*RUN, "actors.count"), joins=True, arguments=SCALE),
     "access key": Verb(
         "slipstream.tools.access.key:make_key",
         ("weights.key_file",),

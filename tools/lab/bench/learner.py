@@ -162,13 +162,7 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
     steps, limits = by_turns(ours, (_num_tokens(full), lambda: _plainly(pair, full)), num_repeats=num_repeats)
     steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(pair, padded)), num_repeats=3)
     what = f"{size.name}, {mix.name}: whole step"
-    yield Row.of(
-        f"{what}, against full rows",
-        steps,
-        unit="tokens/s",
-        against=limits,
-        goal="ratio >= 0.9",
-    )
+    yield Row.of(f"{what}, against full rows", steps, unit="tokens/s", against=limits, goal="ratio >= 0.9")
     yield Row.of(
         f"{what}, beside a padded batch",
         steps_again,

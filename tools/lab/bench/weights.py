@@ -58,13 +58,7 @@ def main() -> int:
     measuring = benchmark.Run("weights")
     with tempfile.TemporaryDirectory(prefix="bench-weights-") as root, start_server(Path(root) / "redis") as server:
         bench = Bench(redis_url=server.secret_url, root=Path(root))
-        rows = [
-            publish(bench),
-            broadcast(bench),
-            relayed(bench),
-            *deltas(bench),
-            refresh(),
-        ]
+        rows = [publish(bench), broadcast(bench), relayed(bench), *deltas(bench), refresh()]
     return measuring.end(
         rows,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",

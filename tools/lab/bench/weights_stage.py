@@ -61,13 +61,7 @@ class Bench:
         return Bulletin(connect(self.redis_url), run)
 
     def receiver_info(self, run: str, actor: str, transport: str) -> ReceiverInfo:
-        return ReceiverInfo(
-            redis_url=self.redis_url,
-            run_id=run,
-            actor=actor,
-            transport=transport,
-            timeout_s=TIMEOUT_S,
-        )
+        return ReceiverInfo(redis_url=self.redis_url, run_id=run, actor=actor, transport=transport, timeout_s=TIMEOUT_S)
 
 
 def large_tensors() -> Tensors:

@@ -131,11 +131,7 @@ def engine_settings(
         policy_version=policy_version,
         seed=1,
         receiver=ReceiverInfo(
-            redis_url="redis://127.0.0.1:1",
-            run_id="families",
-            actor="a0",
-            transport="pull",
-            timeout_s=60.0,
+            redis_url="redis://127.0.0.1:1", run_id="families", actor="a0", transport="pull", timeout_s=60.0
         ),
     )
 

@@ -224,11 +224,7 @@ FAMILIES = {
         "qwen3_5",
         QWEN_IDS,
         {
-            "text_config": {
-                **LINEAR,
-                **WIDER,
-                **rope("default", mrope_section=[8, 12, 12], partial_rotary_factor=1.0),
-            },
+            "text_config": {**LINEAR, **WIDER, **rope("default", mrope_section=[8, 12, 12], partial_rotary_factor=1.0)},
             "vision_config": {**QWEN_IMAGES, "out_hidden_size": 128, "num_position_embeddings": 16},
         },
         dtype="bfloat16",

@@ -50,13 +50,7 @@ class PeerRun:
 
     def add(self, step: int, success: float, *, seconds: float) -> None:
         """Add the success of the weights that existed after `seconds`, or of the episodes that ended in this step."""
-        point = {
-            "step": step,
-            "success": success,
-            "seconds": seconds,
-            "episodes": self.episodes,
-            "tokens": self.tokens,
-        }
+        point = {"step": step, "success": success, "seconds": seconds, "episodes": self.episodes, "tokens": self.tokens}
         self.points.append(point)
         print(json.dumps(point), flush=True)
 

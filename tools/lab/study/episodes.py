@@ -87,10 +87,7 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
         num_dropped={"zero_variance": len(played) - len(useful), "surplus": len(useful) - len(chosen)},
         next_group_id=first_group_id + len(played),
     )
-    return Harvest(
-        batch=batch,
-        success=sum(each.success for each in episodes) / len(episodes),
-    )
+    return Harvest(batch=batch, success=sum(each.success for each in episodes) / len(episodes))
 
 
 def _is_useful(group: Group, config: Config) -> bool:

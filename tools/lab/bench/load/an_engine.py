@@ -34,11 +34,7 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Connec
         )
         connections = join_run(connect(server.secret_url), config, facts)
         receiver = ReceiverInfo(
-            redis_url=server.secret_url,
-            run_id=config.run.name,
-            actor="actor",
-            transport="pull",
-            timeout_s=TIMEOUT_S,
+            redis_url=server.secret_url, run_id=config.run.name, actor="actor", transport="pull", timeout_s=TIMEOUT_S
         )
         settings = EngineSettings(
             model=config.model,
