@@ -19,11 +19,16 @@ class RerunCheck:
     """The result of comparing a finished re-run with its run."""
 
     text: str
-    exit_code: int  # 1 if the same settings gave other weights
+    exit_code: int  # 1 if the same conditions gave other weights
 
 
-def check_rerun(config: Config, run_dir: RunDir, *, original_config: Config, original: RunDir) -> RerunCheck:
-    """Compare the two trained models. Different weights are a failure only if the settings are the same."""
+def check_rerun(
+    config: Config, run_dir: RunDir, *, original_config: Config, original: RunDir, archived: list[str]
+) -> RerunCheck:
+    """Compare the two trained models. Different weights are a failure only if the conditions are the same.
+
+    `archived` says how those of the archived steps differ: a run may have continued with other settings.
+    """
     step = _trained_step(run_dir)
     if (_trained_step(original), original_config.learner.steps) != (step, step) or not original.trained_model.is_dir():
         return RerunCheck(
@@ -33,7 +38,7 @@ def check_rerun(config: Config, run_dir: RunDir, *, original_config: Config, ori
     if not found:
         return RerunCheck(text=f"identical to {original.trained_model}", exit_code=0)
     theirs, ours = (settings_of(one) | {"model.path": one.model.path} for one in (original_config, config))
-    changed = differences(theirs, ours)
+    changed = differences(theirs, ours) or archived
     text = "; ".join([f"not identical to {original.trained_model}: {found}", *changed])
     return RerunCheck(text=text, exit_code=0 if changed else 1)
 

@@ -1,16 +1,21 @@
 """A learner that is run again from a run's archive comes to the run's weights, to the last bit."""
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from slipstream.actors.host.act import EXIT_RUN_FAILED
+from slipstream.common.config.config import load_config
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.learner import rerun_check
 from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
 from slipstream.replay.run.archive import Archive
 from slipstream.replay.server.redis_server import Server
@@ -108,6 +113,25 @@ def other_settings_give_another_model_and_say_so(run: Run) -> None:
     assert weights(run.dir.path.parent, "other") != weights(run.dir.path.parent, run.name)
     shorter = run.start_rerun("shorter", "learner.steps=4", "optim.schedule=constant")
     assert shorter.wait() == 0 and "contains no trained model of step 4" in shorter.said()
+
+
+def test_other_weights_are_no_failure_if_the_run_went_on_with_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up --resume RUN learner.steps=4` of a run of eight steps: its first steps had the rates of eight."""
+    monkeypatch.setattr(rerun_check, "_trained_step", lambda _: 4)
+    config, runs = (
+        load_config("conf/quickstart.yaml", ["learner.steps=4"]),
+        [RunDir(tmp_path, "run"), RunDir(tmp_path, "again")],
+    )
+    for seed, run_dir in enumerate(runs):
+        run_dir.trained_model.mkdir(parents=True)
+        save_file({"weight": torch.full((2,), float(seed))}, run_dir.trained_model / "model.safetensors")
+    compare = partial(rerun_check.check_rerun, config, runs[1], original_config=config, original=runs[0])
+    found = f"not identical to {runs[0].trained_model}: 1 of 1 tensors differ, first weight, by up to 1"
+    why = "steps 1 to 2: learner.steps was 8 and is 4"
+    assert compare(archived=[why]) == rerun_check.RerunCheck(text=f"{found}; {why}", exit_code=0)
+    assert compare(archived=[]) == rerun_check.RerunCheck(text=found, exit_code=1)
 
 
 def what_cannot_be_trained_again_is_refused(run: Run) -> None:

@@ -30,8 +30,8 @@ def train_or_rerun(config: Config) -> int:
 def rerun(config: Config) -> int:
     """Repeat the training and print the comparison; return the exit code.
 
-    1: unchanged settings gave other weights. 0: otherwise. 75 or 130: stopped by a signal, after a checkpoint; the same
-    command resumes from it.
+    1: the same settings and machine gave other weights. 0: otherwise. 75 or 130: stopped by a signal, after a
+    checkpoint; the same command resumes from it.
     """
     log_to_stderr()
     run_dir = RunDir(config.run.root, config.run.name)
@@ -51,7 +51,7 @@ def _repeat(
         from slipstream.learner.probation.bounds import check_on_rank
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks, resolve_dtype  # they import torch
-        from slipstream.learner.rerun import train_again
+        from slipstream.learner.rerun import condition_differences, train_again
         from slipstream.learner.rerun_check import check_rerun
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
@@ -63,7 +63,8 @@ def _repeat(
         if ranks.rank > 0:
             return 0
         resolve_dtype(original_config.model, ranks.device)
-        check = check_rerun(config, run_dir, original_config=original_config, original=original)
+        archived = condition_differences(archive, config, ranks=ranks)
+        check = check_rerun(config, run_dir, original_config=original_config, original=original, archived=archived)
         print(check.text)
         return check.exit_code
     except ArchiveError as error:
