@@ -281,13 +281,17 @@ def _own_format(name: str) -> ActionFormat:
     kind = imported("env.action_format", name, type)
     try:
         made = kind()
-        is_complete = isinstance(made.instructions, str) and isinstance(made.parse(""), ParsedAction)
-        parsed = made.parse(made.write(_ACTION))
+        instructions, of_nothing, parsed = made.instructions, made.parse(""), made.parse(made.write(_ACTION))
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(
             f"`env.action_format` {name!r} failed: {type(error).__name__}: {error}; {_CONTRACT}"
         ) from error
-    if not is_complete or parsed != ParsedAction(text=_ACTION, valid=True):
+    if not (isinstance(instructions, str) and isinstance(of_nothing, ParsedAction)):
+        raise ConfigError(
+            f"`env.action_format` {name!r} has the instructions {instructions!r} and reads {of_nothing!r} from an empty "
+            f"text; {_CONTRACT}"
+        )
+    if parsed != ParsedAction(text=_ACTION, valid=True):
         raise ConfigError(
             f"`env.action_format` {name!r} reads {parsed!r} from {made.write(_ACTION)!r}, its own text for the action "
             f"{_ACTION!r}; {_CONTRACT}"

@@ -106,6 +106,8 @@ def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused_and_a_c
     (run_dir.trained_model / "model.safetensors").unlink()
     command = f"slipstream up --resume mine run.root={run_dir.path.parent} learner.steps=7"
     assert f"trained_model has no *.safetensors; `{command}` writes it" in refused(*here)
+    run_dir.config.write_text(dump_config(load_config(str(run_dir.config), ["run.rerun_of=first"])))
+    assert f"; `slipstream learner mine run.root={run_dir.path.parent}` writes it" in refused(*here)
 
 
 class Hub(HttpStandIn):
