@@ -45,39 +45,12 @@ if TYPE_CHECKING:
 start_by_forks()
 
 # Files run in parallel. With the longest ones first, no worker is left alone with a long one at the end.
-LONGEST = (
-    "test_up",
-    "test_rerun",
-    "test_vllm_engine",
-    "test_vllm_recompute",
-    "test_overlapped_engine",
-    "test_loop",
-    "test_family_table",
-    "test_compiler",
-    "test_elastic",
-    "test_faults",
-    "test_checkpoint_kill",
-    "test_fsdp",
-    "test_env_contract",
-    "test_fake_gpu",
-    "test_peak",
-    "test_asset_swebench",
-    "test_tensor_parallel",
-    "test_relay",
-    "test_objective_proof",
-    "test_bare_host",
-    "test_bad_input",
-    "test_replay_faults",
-    "test_weight_faults",
-    "test_env_faults",
-    "test_no_room",
-    "test_ledger",
-    "test_leaving",
-    "test_fit_verb",
-    "test_accumulation",
-    "test_damaged_run",
-    "test_weights",
-)
+LONGEST = ["test_up", "test_rerun", "test_vllm_engine", "test_vllm_recompute", "test_overlapped_engine", "test_loop"]
+LONGEST += ["test_family_table", "test_compiler", "test_elastic", "test_faults", "test_checkpoint_kill", "test_fsdp"]
+LONGEST += ["test_env_contract", "test_fake_gpu", "test_peak", "test_asset_swebench", "test_tensor_parallel"]
+LONGEST += ["test_relay", "test_objective_proof", "test_bare_host", "test_bad_input", "test_replay_faults"]
+LONGEST += ["test_weight_faults", "test_env_faults", "test_no_room", "test_ledger", "test_leaving", "test_fit_verb"]
+LONGEST += ["test_accumulation", "test_damaged_run", "test_weights"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

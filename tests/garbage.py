@@ -11,35 +11,12 @@ NOT_UTF8 = b"\x81\xa4root\xd9\x2c" + b"\xff\xfe" * 22  # MessagePack of a text w
 MARKERS = [
     *(kind + b"\xff" * 4 for kind in (b"\xdd", b"\xdf", b"\xdb", b"\xc6")),
     *(kind + b"\xff\xff" for kind in (b"\xdc", b"\xde")),
-    b"\x9f",
-    b"\x8f",
-    b"\xc1",
-    b"\xc0",
-    b"\xd7\xff" + bytes(8),
-    b"\xcb\x7f\xf8" + bytes(6),
-    b"\xcf" + b"\xff" * 8,
-    b"\xd3\x80" + bytes(7),
-    b"\xc9\xff\xff\xff\xff\x01",
 ]
-SHAPES = [
-    *MARKERS,
-    b"",
-    b"\x90",
-    b"\x80",
-    b"\x81\xa4type\xa0",
-    b"\x81\xa4type\x01",
-    b"\x81\x01\x02",
-    b"\x93\x01\x02\x03",
-    b"\x91" * 4000,
-    b"\x81\xa1a" * 1300,
-    NOT_UTF8,
-    b"\xa9not a map",
-    b'{"model": "policy"}',
-    b'{"model": "\xff\xfe"}',
-    b"[" * 4000,
-    b"\x00",
-    b"\xff" * 50,
-]
+MARKERS += [b"\x9f", b"\x8f", b"\xc1", b"\xc0", b"\xd7\xff" + bytes(8), b"\xcb\x7f\xf8" + bytes(6)]
+MARKERS += [b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7), b"\xc9\xff\xff\xff\xff\x01"]
+SHAPES = [*MARKERS, b"", b"\x90", b"\x80", b"\x81\xa4type\xa0", b"\x81\xa4type\x01", b"\x81\x01\x02"]
+SHAPES += [b"\x93\x01\x02\x03", b"\x91" * 4000, b"\x81\xa1a" * 1300, NOT_UTF8, b"\xa9not a map"]
+SHAPES += [b'{"model": "policy"}', b'{"model": "\xff\xfe"}', b"[" * 4000, b"\x00", b"\xff" * 50]
 
 
 def garbage(seed: int, count: int, *, sound: Sequence[bytes]) -> Iterator[bytes]:

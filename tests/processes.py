@@ -32,6 +32,8 @@ DEADLINE_S = 240.0  # for what takes seconds on an idle machine
 POLL_S = 0.05
 NUM_LAST_LINES = 30
 MARK = "SLIPSTREAM_TEST"  # an environment variable that every descendant of a test's processes carries
+CLI = ["-m", "slipstream.tools.cli.cli"]
+Done = subprocess.CompletedProcess[str]
 
 # A model of one layer, the environment of tests/guess.py, and steps of 4 groups of 4.
 GUESS = [
@@ -48,6 +50,15 @@ GUESS = [
 ]
 # For what another one plays than the policy: a stand-in, or a script.
 PLAYED_BY_OTHERS = ["objective.guard=false", "objective.max_negative_kl=0"]
+
+
+def python(*arguments: str, cwd: Path = REPOSITORY, timeout_s: float = DEADLINE_S, **variables: str) -> Done:
+    """Run `python ARGUMENTS` to its end, as from a terminal that knows no password, with these variables beside."""
+    here = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+    environment = {**here, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, timeout=timeout_s, capture_output=True, text=True
+    )
 
 
 class Process:
@@ -115,8 +126,7 @@ class Process:
         return self._log.read_text(errors="replace")
 
     def last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
-        return "\n".join([f"--- {self.name}, exit code {self.exit_code}:", *lines])
+        return "\n".join([f"--- {self.name}, exit code {self.exit_code}:", *self.said().splitlines()[-NUM_LAST_LINES:]])
 
 
 class Run:
@@ -147,7 +157,7 @@ class Run:
         self.client.close()
 
     def start_learner(self, *settings: str, **environment: str) -> Process:
-        arguments = ["-P", "-m", "slipstream.tools.cli.cli", "learner", *self._common, *self._settings, *settings]
+        arguments = ["-P", *CLI, "learner", *self._common, *self._settings, *settings]
         return self.start("learner", arguments, **environment)
 
     def start_rerun(self, name: str, *settings: str) -> Process:
@@ -156,7 +166,7 @@ class Run:
         It starts with other threads than the run had: it takes the run's own.
         """
         arguments = ["--replay-archive", self.name, f"run.root={self.dir.path.parent}", f"run.name={name}", *settings]
-        return self.start(name, ["-m", "slipstream.tools.cli.cli", "learner", *arguments], OMP_NUM_THREADS="2")
+        return self.start(name, [*CLI, "learner", *arguments], OMP_NUM_THREADS="2")
 
     def start_actor(self, name: str, *settings: str) -> Process:
         """An actor knows where the run is and what itself is like; the rest it hears from the run."""
@@ -169,9 +179,7 @@ class Run:
 
     def start_host(self, *settings: str) -> Process:
         """A supervisor of actors, which names them."""
-        return self.start(
-            "host", ["-m", "slipstream.tools.cli.cli", "actors", *self._common, *self._settings, *settings]
-        )
+        return self.start("host", [*CLI, "actors", *self._common, *self._settings, *settings])
 
     def start(self, name: str, arguments: list[str], **variables: str) -> Process:
         """`python ARGUMENTS`, named `name`, as a process of this run."""
@@ -223,9 +231,7 @@ class Run:
     def steps_on(self, num_steps: int, *, deadline_s: float = DEADLINE_S) -> None:
         """Return once the learner has made so many more steps."""
         wanted = self.last_step() + num_steps
-        self.wait_until(
-            lambda: self.last_step() >= wanted, f"the learner comes to step {wanted}", deadline_s=deadline_s
-        )
+        self.wait_until(lambda: self.last_step() >= wanted, f"the learner's step {wanted}", deadline_s=deadline_s)
 
     def step_records(self) -> list[dict[str, float]]:
         return [record for record in read_metrics(self.dir.metrics) if "trained/reward" in record]

@@ -1,14 +1,12 @@
 """What each room needs in order to be imported: an environment server or a dashboard must not wait for torch."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import slipstream
 from slipstream.envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, REMOTE
 from slipstream.envhub.rewards.part import ASKING
+from tests.processes import REPOSITORY, python
 
-REPOSITORY = Path(__file__).parents[1]
 SOURCES = REPOSITORY / "src"
 
 IMPORT_WITHOUT = """
@@ -29,13 +27,7 @@ for name in sys.argv[2:]:
 
 def import_without(refused: str, modules: list[str]) -> None:
     """Import `modules` in a new process in which importing any of `refused` is an error."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_WITHOUT, refused, *modules],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = python("-c", IMPORT_WITHOUT, refused, *modules)
     assert done.returncode == 0, done.stderr
 
 
@@ -62,59 +54,27 @@ def test_no_room_is_a_package_of_its_own_where_slipstream_is_installed(tmp_path:
     """A `tools.py` or a `common/` of the user's must not meet ours."""
     program = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
     rooms = ["learner", "actors", "replay", "envhub", "common", "tools", "conf", "slipstream"]
-    command = [sys.executable, "-c", program, *rooms]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "['slipstream']\n"
+    assert python("-c", program, *rooms, cwd=tmp_path).stdout == "['slipstream']\n"
 
 
 def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
-    verbs = [
-        "slipstream.tools.cli.cli",
-        "slipstream.tools.run.up",
-        "slipstream.tools.run.actor_host",
-        "slipstream.tools.see.top",
-        "slipstream.tools.run.doctor",
-        "slipstream.tools.run.train",
-    ]
-    questions = [
-        "slipstream.tools.replay.groups",
-        "slipstream.tools.replay.group_edits",
-        "slipstream.tools.replay.failure_table",
-    ]
-    import_without("torch,vllm,transformers", [*verbs, *questions])
+    verbs = ["cli.cli", "run.up", "run.actor_host", "see.top", "run.doctor", "run.train"]
+    verbs += ["replay.groups", "replay.group_edits", "replay.failure_table"]
+    import_without("torch,vllm,transformers", [f"slipstream.tools.{name}" for name in verbs])
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engine_process() -> None:
-    apart = (
-        "slipstream.learner.publisher.weight_server",
-        "slipstream.learner.loop",
-    )  # the latter samples in its own process
-    learner = [name for name in modules_of("learner") if name not in apart]
-    actors = [name for name in modules_of("actors") if name not in ENGINE_FILES]
-    import_without("vllm", [*learner, *actors])
-
-
-ENGINE_FILES = (
-    "slipstream.actors.engine.vllm_start",
-    "slipstream.actors.engine.staged_transfer",
-    "slipstream.actors.engine.reload",
-    "slipstream.actors.engine.kept_shadow",
-    "slipstream.actors.engine.serve_engine",
-    "slipstream.actors.engine.vllm_parsers",
-)
+    apart = ["slipstream.learner.publisher.weight_server", "slipstream.learner.loop"]  # which samples in its process
+    of_engine = ("vllm_start", "staged_transfer", "reload", "kept_shadow", "serve_engine", "vllm_parsers")
+    apart += [f"slipstream.actors.engine.{name}" for name in of_engine]
+    import_without("vllm", [name for name in modules_of("learner") + modules_of("actors") if name not in apart])
 
 
 def test_no_environment_is_imported_before_it_is_played() -> None:
     places = (ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING).values()
-    import_without(
-        ",".join({place.partition(":")[0] for place in places}),
-        [
-            "slipstream.tools.cli.cli",
-            "slipstream.tools.see.top",
-            "slipstream.actors.host.act",
-            "slipstream.learner.learn",
-        ],
-    )
+    modules = ["tools.cli.cli", "tools.see.top", "actors.host.act", "learner.learn"]
+    refused = ",".join({place.partition(":")[0] for place in places})
+    import_without(refused, [f"slipstream.{name}" for name in modules])
 
 
 def test_the_learner_imports_no_judge_before_a_run_has_one() -> None:

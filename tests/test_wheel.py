@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from tests.processes import CLI, REPOSITORY, Done, python
+
 ROOMS = ("learner", "actors", "replay", "envhub", "common", "tools", "conf")
 
 
@@ -33,39 +34,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def run(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(installed: Path, *arguments: str, cwd: Path) -> Done:
     """Python without this tree: the wheel's files, and the packages that it depends on."""
     # A path in PYTHONPATH is no site directory: its .pth files, and with them an editable installation, have no effect.
     path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
-    return subprocess.run(
-        [sys.executable, "-S", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return python("-S", *arguments, cwd=cwd, timeout_s=300, PYTHONPATH=path)
 
 
 def test_its_extras_are_those_of_the_page(installed: Path) -> None:
     (metadata,) = installed.glob("*.dist-info/METADATA")
     extras = re.findall(r"^Provides-Extra: (.*)$", metadata.read_text(), re.MULTILINE)
     page = (REPOSITORY / "docs" / "install.md").read_text()
-    assert sorted(extras) == sorted(
-        re.findall(r"`(\w+)`", page.split("extras are ")[1].split(" |")[0].replace("`hub:NAME`", ""))
-    )
+    listed = page.split("extras are ")[1].split(" |")[0].replace("`hub:NAME`", "")
+    assert sorted(extras) == sorted(re.findall(r"`(\w+)`", listed))
 
 
 def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(installed: Path, tmp_path: Path) -> None:
-    arguments = [
-        "-m",
-        "slipstream.tools.cli.cli",
-        "up",
-        "conf/quickstart.yaml",
-        "--print-config",
-        f"run.root={tmp_path}",
-    ]
-    done = run(installed, *arguments, cwd=tmp_path)
+    arguments = ["up", "conf/quickstart.yaml", "--print-config", f"run.root={tmp_path}"]
+    done = run(installed, *CLI, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "name: quickstart" in done.stdout
     lacking = "from slipstream.tools.run import doctor; doctor.PACKAGES = ('none',); doctor.check_machine()"
@@ -73,12 +59,9 @@ def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(inst
 
 
 def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: Path, tmp_path: Path) -> None:
-    program = (
-        "import slipstream.learner.objective.kl, slipstream.actors.engine.orders, slipstream.envhub.shop.products\n"
-        "import slipstream.common.config.config, slipstream.tools.cli.cli\n"
-        "import slipstream.replay.records.scripts as scripts\n"
-        "print(scripts.__file__)\n"
-    )
+    modules = "learner.objective.kl", "actors.engine.orders", "envhub.shop.products", "common.config.config"
+    program = "".join(f"import slipstream.{name}; " for name in (*modules, "tools.cli.cli"))
+    program += "from slipstream.replay.records import scripts; print(scripts.__file__)"
     done = run(installed, "-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(installed / "slipstream" / "replay" / "records" / "scripts.py")
@@ -89,12 +72,8 @@ def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: 
 def test_all_of_the_rooms_is_in_the_wheel_but_for_the_lab(installed: Path) -> None:
     kinds = (".py", ".lua", ".yaml", ".sbatch", ".html", ".js", ".css")
     there = {path.relative_to(installed / "slipstream") for path in installed.rglob("*") if path.suffix in kinds}
-    here = {
-        path.relative_to(REPOSITORY)
-        for room in ROOMS
-        for path in (REPOSITORY / room).rglob("*")
-        if path.suffix in kinds
-    }
+    files = (path for room in ROOMS for path in (REPOSITORY / room).rglob("*"))
+    here = {path.relative_to(REPOSITORY) for path in files if path.suffix in kinds}
     left_out = {str(path.parent) for path in here - there}
     assert {tuple(Path(name).parts[:2]) for name in left_out} == {("tools", "lab")}
     assert there - here == {Path("__init__.py")}

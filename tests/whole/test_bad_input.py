@@ -29,17 +29,12 @@ from slipstream.tools.road.road_file import read_file
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.prepare import prepare
 from tests.full_disk import largest_file
-from tests.processes import GUESS, Run, nothing_runs
+from tests.processes import GUESS, Run, nothing_runs, python
 from tests.replay.buffer.every_verb import FACTS
-from tests.tools.cli.verbs import slipstream
+from tests.tools.cli.verbs import Output, slipstream
 
 REASON = "the last one: env_failure: RuntimeError: the database is gone"
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> "Refused":
-    return Refused(capsys, tmp_path)
 
 
 def num_children() -> int:
@@ -47,24 +42,23 @@ def num_children() -> int:
     return sum("tests.preload_image" not in child.cmdline() for child in psutil.Process().children())
 
 
-class Refused:
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Output:
     """Runs a verb in this process and returns the one line of complaint; nothing may have been made or started."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        self._capsys = capsys
-        self._root = tmp_path / "runs"
-
-    def __call__(self, verb: str, *settings: str) -> str:
+    def run(verb: str, *settings: str) -> str:
         before = num_children()
-        assert main([*verb.split(), *settings, f"run.root={self._root}"]) == 2
-        out, err = self._capsys.readouterr()
+        assert main([*verb.split(), *settings, f"run.root={tmp_path}/runs"]) == 2
+        out, err = capsys.readouterr()
         assert out == "" and err.startswith(f"slipstream {verb}: ") and err.count("\n") == 1
-        assert not self._root.exists()
+        assert not (tmp_path / "runs").exists()
         assert num_children() == before
         return err
 
+    return run
 
-def test_a_file_that_is_no_configuration_is_named(refused: Refused, tmp_path: Path) -> None:
+
+def test_a_file_that_is_no_configuration_is_named(refused: Output, tmp_path: Path) -> None:
     assert "no config file at nowhere.yaml" in refused("up", "nowhere.yaml")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("run: [1")
@@ -111,16 +105,10 @@ LONG = 300 * "a"
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["up", LONG],
-        ["runs", f"run.root={LONG}"],
-        ["data", f"{LONG}.jsonl", "--data=README.md"],
-        ["fit", "sft", f"--data={LONG}"],
-        ["up", f"model.path={LONG}"],
-    ],
+    ["up {}", "runs run.root={}", "data {}.jsonl --data=README.md", "fit sft --data={}", "up model.path={}"],
 )
-def test_a_name_that_is_too_long_is_named(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    assert main(command) == 2
+def test_a_name_that_is_too_long_is_named(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main(command.format(LONG).split()) == 2
     message = capsys.readouterr().err
     assert LONG in message and "File name too long" in message and message.count("\n") == 1
 
@@ -152,11 +140,11 @@ def test_ctrl_c_while_modules_are_imported_shows_no_traceback() -> None:
         "        if name == 'slipstream.tools.cli.cli': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupting()); sys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_server: Server, refused: Refused) -> None:
+def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_server: Server, refused: Output) -> None:
     assert "`redis.url` redis://127.0.0.1:1 does not answer: " in refused("up", "redis.url=redis://127.0.0.1:1")
     assert "with / and @ in a password as %2F and %40, got 'nonsense'" in refused("up", "redis.url=nonsense")
     assert "`redis.url` is empty" in refused("actors") and "`redis.url` is empty" in refused("learner")
@@ -167,7 +155,7 @@ def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_serv
     assert "redis://***@" in unquoted and "wr0ng" not in unquoted
 
 
-def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Refused) -> None:
+def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Output) -> None:
     assert "or module:Class for your own environment, got 'shpo'; did you mean shop?" in refused("up", "env.name=shpo")
     assert "cannot import tests.nowhere" in refused("up", "env.name=tests.nowhere:Env")
     unmade = "UnmadeEnv' with `env.options` {} failed to start: OSError: no such database"
@@ -183,7 +171,7 @@ def test_a_run_that_needs_a_missing_expert_is_answered_with_what_to_do_without(t
         prepare(load_config(None, [env, f"run.root={tmp_path}"]))
 
 
-def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Refused) -> None:
+def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Output) -> None:
     assert "`weights.host` must be an IPv4 address of this machine" in refused("up", "weights.host=203.0.113.7")
     assert "'localhost'" in refused("up", "weights.host=localhost")
     assert "'auto' cannot be bound" in refused("serve relay", "weights.host=auto", "redis.url=redis://no.such.host:1")
@@ -193,7 +181,7 @@ def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused
 
 
 def test_a_disk_without_room_is_named_before_anything_starts(
-    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: whole._replace(free=3 << 20))
@@ -210,7 +198,7 @@ def test_a_port_in_use_is_passed_over_for_another() -> None:
     assert free_port(taken) == taken
 
 
-def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Refused, tmp_path: Path) -> None:
+def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Output, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     here = f"model.path={folder}"
     assert "is not a directory; name one, or a model of the Hub" in refused("up", here)
@@ -250,18 +238,16 @@ def test_up_refuses_an_existing_run_without_resume_and_resume_refuses_a_missing_
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}, root: {tmp_path}}}\n")
-    here = f"run.root={tmp_path}"
-    assert main(["up", "run.name=one", here]) == 2
-    refused = capsys.readouterr().err
-    assert f"run 'one' exists in {tmp_path / 'one'}; continue it by `--resume one [key=value ...]`" in refused
-    assert main(["up", "--resume", "one", "run.rerun_of=two", here]) == 2
-    assert "continue it by `slipstream learner one`" in capsys.readouterr().err
-    assert main(["learner", "--replay-archive", "three", here]) == 2
-    assert f"no run 'three' under {tmp_path}/; existing runs: one, two" in capsys.readouterr().err
-    assert main(["up", "--resume", "three", here]) == 2
-    assert f"no run 'three' under {tmp_path}/; existing runs: one, two" in capsys.readouterr().err
-    assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2
-    assert "got conf/quickstart.yaml with --resume or --replay-archive" in capsys.readouterr().err
+    no_three = f"no run 'three' under {tmp_path}/; existing runs: one, two"
+    for command, complaint in (
+        ("up run.name=one", f"run 'one' exists in {tmp_path / 'one'}; continue it by `--resume one [key=value ...]`"),
+        ("up --resume one run.rerun_of=two", "continue it by `slipstream learner one`"),
+        ("learner --replay-archive three", no_three),
+        ("up --resume three", no_three),
+        ("up conf/quickstart.yaml --resume one", "got conf/quickstart.yaml with --resume or --replay-archive"),
+    ):
+        assert main([*command.split(), f"run.root={tmp_path}"]) == 2
+        assert complaint in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "config.yaml"]
 
 

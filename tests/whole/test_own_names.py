@@ -1,13 +1,10 @@
 """Files of the user's may have any name, those of our rooms included, in the folder in which `slipstream` is called."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import DEADLINE_S, GUESS
+from tests.processes import CLI, GUESS, python
 
 NOT_OURS = "raise RuntimeError('this is not what was meant')\n"
 FILES = {
@@ -66,14 +63,6 @@ def write_files(folder: Path) -> None:
 @pytest.mark.parametrize("python_path", ["", "."])
 def test_a_run_in_a_folder_with_names_of_ours_plays_with_the_users_files(tmp_path: Path, python_path: str) -> None:
     write_files(tmp_path)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "up", "conf/mine.yaml", *ONE_STEP],
-        cwd=tmp_path,
-        env=environment | ({"PYTHONPATH": python_path} if python_path else {}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    done = python("-P", *CLI, "up", "conf/mine.yaml", *ONE_STEP, cwd=tmp_path, PYTHONPATH=python_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs" / "mine" / "trained_model" / "config.json").exists()

@@ -2,9 +2,6 @@
 
 import base64
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.model_card import card_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
-from tests.tools.cli.verbs import ASCII_LOCALE, Output
+from tests.processes import Done
+from tests.tools.cli.verbs import ASCII_LOCALE, Output, slipstream
 
 PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}
 STEP = {"step": 7, "trained/reward": 0.5, "lag/mean": 1.25, "lag/max": 3, **PRODUCED}
@@ -41,12 +39,12 @@ def run_dir(tmp_path: Path) -> RunDir:
     return made
 
 
-def export(run_dir: RunDir, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    run = [f"run.root={run_dir.path.parent}", "run.name=mine"]
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "export", *run, *options]
-    clean = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")}
-    clean |= {"HF_HOME": str(run_dir.path.parent / "no-token")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean | variables)
+def export(run_dir: RunDir, *options: str, **variables: str) -> Done:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(run_dir.path.parent / "no-token"))
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            patch.delenv(name, raising=False)
+        return slipstream("export", f"run.root={run_dir.path.parent}", "run.name=mine", *options, **variables)
 
 
 def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: RunDir) -> None:

@@ -11,8 +11,11 @@ from slipstream.common.process.run_state import Standing, standing
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.tools.cli.verbs import Output, slipstream
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 WORDS = ("one", "two", "three", "four", "five", "six")
+
+
+def talk(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 @pytest.fixture(scope="module")
@@ -22,16 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = TinyShape(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
     make_tiny_model(root / "model", texts=[" ".join(WORDS)], shape=tiny, max_tokens=32, seed=0)
     rows = [
-        {
-            "messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"{answer} {answer}"}],
-            "return": float(answer == word),
-            "group_id": number,
-        }
+        {"messages": talk(word, f"{answer} {answer}"), "return": float(answer == word), "group_id": number}
         for number, word in enumerate(WORDS)
         for answer in WORDS
     ]
-    rows.append({"messages": [{"role": "user", "content": "one " * 40}, *rows[0]["messages"][1:]], "return": 1.0})  # type: ignore[misc]
-    rows.append({"messages": rows[0]["messages"][:1], "return": 1.0})  # type: ignore[index]
+    rows.append({"messages": talk("one " * 40, "one one"), "return": 1.0})
+    rows.append({"messages": talk("one", "one one")[:1], "return": 1.0})
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
 
@@ -45,7 +44,7 @@ def settings(folder: Path, name: str, *more: str) -> list[str]:
 @pytest.mark.long
 def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:
     arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
-    done = slipstream("fit", "sft", *arguments, **ONE_THREAD)
+    done = slipstream("fit", "sft", *arguments)
     assert done.returncode == 0, done.stderr
     run = folder / "runs" / "sft"
     trained = run / "trained_model"
@@ -57,10 +56,10 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     assert "training on 6 examples, 0 are held out" in done.stderr
     losses = [record["fit/loss"] for record in read_metrics(run / "metrics.jsonl")]
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
-    again = slipstream("fit", "sft", *arguments, **ONE_THREAD)
+    again = slipstream("fit", "sft", *arguments)
     assert again.returncode == 0 and "resumed from step_000040" in again.stderr
     before = {path: path.read_bytes() for path in (run / "config.yaml", run / "fit.json")}
-    other = slipstream("fit", "sft", *arguments, "--epochs=3", "optim.lr=0.5", **ONE_THREAD)
+    other = slipstream("fit", "sft", *arguments, "--epochs=3", "optim.lr=0.5")
     assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
     assert all(path.read_bytes() == content for path, content in before.items())
     assert standing(RunDir(folder / "runs", "sft")) is Standing.FINISHED
@@ -68,7 +67,7 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
 
 @pytest.mark.parametrize("goal", ["dpo", pytest.param("reward", marks=pytest.mark.long)])
 def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
-    done = slipstream("fit", goal, *settings(folder, goal, "--epochs=15"), **ONE_THREAD)
+    done = slipstream("fit", goal, *settings(folder, goal, "--epochs=15"))
     assert done.returncode == 0, done.stderr
     assert standing(RunDir(folder / "runs", goal)) is Standing.FINISHED
     assert "neither best nor worst of their group" in done.stderr
@@ -91,9 +90,8 @@ def test_what_is_missing_is_reported_at_once(folder: Path, refused: Output) -> N
 
 @pytest.mark.parametrize("goal", ["sft", "dpo", "reward", "prm"])
 def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, refused: Output, goal: str) -> None:
-    asked, right = {"role": "user", "content": "one"}, {"role": "assistant", "content": "one"}
-    row = {"messages": [asked, right], "turn_labels": [1.0]}
-    pair = {"chosen": [asked, right], "rejected": [asked, right | {"content": "two"}]}
+    row = {"messages": talk("one", "one"), "turn_labels": [1.0]}
+    pair = {"chosen": talk("one", "one"), "rejected": talk("one", "two")}
     (folder / "few.jsonl").write_text(json.dumps(pair if goal in ("dpo", "reward") else row) + "\n")
     run = folder / "runs" / f"of-up-{goal}"
     run.mkdir(parents=True)

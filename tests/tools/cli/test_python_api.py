@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held
 from slipstream.tools.cli import python_api
 from slipstream.tools.cli.python_api import TrainedRun, definitions
-from tests.processes import DEADLINE_S, GUESS, POLL_S, REPOSITORY
+from tests.processes import DEADLINE_S, GUESS, POLL_S, REPOSITORY, python
 from tests.tools.see.test_runs import FINAL, SUMMARY
 
 SCRIPT = """
@@ -79,9 +78,8 @@ def test_the_success_of_a_run_is_that_of_its_trained_model(tmp_path: Path) -> No
 
 def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() -> None:
     made = definitions(NOTEBOOK, ["Env"])
-    assert made.startswith(
-        "from __future__ import annotations\n\nimport math, sys\n\nfrom pathlib import Path\n\nsize = 3"
-    )
+    head = "from __future__ import annotations\n\nimport math, sys\n\nfrom pathlib import Path\n\nsize = 3"
+    assert made.startswith(head)
     assert "def area" in made and "train" not in made and "size = 2" not in made
     assert definitions(NOTEBOOK, ["area"]).count("class") == 0
     with pytest.raises(ConfigError, match="Other is not defined at the top of the script or of a cell"):
@@ -204,15 +202,9 @@ def test_a_script_trains_on_the_environment_and_the_reward_that_it_defines(tmp_p
     settings |= {"run.root": str(tmp_path), "eval.num_tasks": "4", "warm_start.episodes": "4", "actors.count": "1"}
     settings |= {"replay.groups_per_step": "2", "replay.drop_zero_variance": "false"}
     (tmp_path / "script.py").write_text(SCRIPT.replace("SETTINGS", repr(settings)))
-    python_path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-u", "-m", "tests.tools.cli.script", str(tmp_path / "script.py")],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "FORCE_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE_S,
-    )
+    folders = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    command = ["-u", "-m", "tests.tools.cli.script", str(tmp_path / "script.py")]
+    done = python(*command, cwd=tmp_path, timeout_s=2 * DEADLINE_S, PYTHONPATH=folders, FORCE_COLOR="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step    2" in done.stdout and "held-out success" in done.stdout
     assert "\x1b" not in done.stdout, "the live view of a terminal"

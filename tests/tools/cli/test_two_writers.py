@@ -21,6 +21,7 @@ from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.data.row_files import write_rows
+from tests.processes import python
 from tests.tools.cli.verbs import Output
 
 ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'
@@ -234,6 +235,5 @@ def test_only_its_owner_can_open_the_directory_of_a_run(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_as_a_module(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.start", "runs", f"run.root={tmp_path}/none"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python("-P", "-m", "slipstream.tools.cli.start", "runs", f"run.root={tmp_path}/none")
     assert done.returncode == 0 and done.stdout.startswith(f"there are no runs under {tmp_path}/none/; start one")

@@ -5,9 +5,6 @@ in one process, as most of its time is the import of torch.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,8 @@ import yaml
 
 from slipstream.common.transfer.weights import ALIGN_BYTES
 from slipstream.tools.plan.measured_step import MeasuredStep
+from tests.processes import Done, python
 
-REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 600.0
 TOKENS = 64
 VOCAB_SIZE = 200
 DENSE = {
@@ -123,19 +119,12 @@ def write_step(folder: Path, architecture: Mapping[str, Any], settings: Mapping[
     return folder / "run.yaml"
 
 
-def run_steps(*arguments: str, module: str = "slipstream.tools.plan.learner_step") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+def run_steps(*arguments: str, module: str = "slipstream.tools.plan.learner_step") -> Done:
+    return python("-m", module, *arguments, timeout_s=600.0)
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("models")
     arguments = [str(write_step(folder / "siblings", *SIBLINGS)), "8"]
     for name, (architecture, settings, num_ranks) in STEPS.items():
@@ -144,12 +133,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProces
 
 
 @pytest.fixture(scope="module")
-def measured(done: subprocess.CompletedProcess[str]) -> list[MeasuredStep]:
+def measured(done: Done) -> list[MeasuredStep]:
     return [msgspec.json.decode(line, type=MeasuredStep) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
-def steps(done: subprocess.CompletedProcess[str], measured: list[MeasuredStep]) -> dict[str, MeasuredStep]:
+def steps(done: Done, measured: list[MeasuredStep]) -> dict[str, MeasuredStep]:
     assert len(measured) == 2 + len(STEPS), done.stderr[-4000:]
     return dict(zip(STEPS, measured[2:], strict=True))
 
@@ -244,13 +233,11 @@ def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, M
         assert not elsewhere, f"{name}: {elsewhere}"
 
 
-def test_a_micro_batch_full_of_siblings_takes_no_more_memory_than_one_of_separate_sequences(
-    measured: list[MeasuredStep],
-) -> None:
+def test_a_pack_of_siblings_takes_no_more_memory_than_one_of_separate_sequences(measured: list[MeasuredStep]) -> None:
     full, shared = measured[:2]
     assert shared.step_peak_bytes < full.step_peak_bytes
     assert shared.waits.keys() == full.waits.keys()
 
 
-def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(done: subprocess.CompletedProcess[str]) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(done: Done) -> None:
     assert done.returncode == 2 and "state" in done.stderr.splitlines()[-1], done.stderr

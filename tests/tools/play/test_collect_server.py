@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from slipstream.tools.play.evaluate import evaluate
 from slipstream.tools.run.collect_options import CollectOptions
 from tests.actors.scripted_judge import Reply, ScriptedJudge
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.processes import CLI, python
 from tests.tools.run.tiny_model import save_tiny_model
 from tests.waiting import wait_until
 
@@ -175,8 +175,8 @@ def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: 
     server.answer_by(slow)
     rows, journal = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.journal"
     options = [f"--server={file_of(tmp_path, server.url, max_concurrent=2)}", "--num-tasks=8"]
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "collect", str(rows), *settings(model), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    command = [*CLI, "collect", str(rows), *settings(model), *options]
+    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE)
     wait_until(lambda: len(server.requests) >= 20 or process.poll() is not None, "some requests", timeout_s=300)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -184,7 +184,7 @@ def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: 
     with journal.open("r+b") as file:  # as if it had been killed while it wrote
         file.truncate(journal.stat().st_size - 3)
     asked = len(server.requests)
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300, check=False)
+    done = python(*command, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert "ends within an episode, which is played again" in done.stderr
     found = [json.loads(line) for line in rows.read_text().splitlines()]
