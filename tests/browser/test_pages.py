@@ -13,9 +13,9 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.viewer.marks import Mark, keep_mark
 from tests.browser.pages import dom_of
 from tests.common.text.small_tokenizer import END
+from tests.processes import CLI, REPOSITORY, python
 from tests.tools.viewer.viewed import HOSTILE, make_viewed_run
 
-REPOSITORY = Path(__file__).parents[2]
 PLACES = {
     "#from/0": "step 7",
     "#steps/6": "2 of 2 groups",
@@ -32,7 +32,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(scope="module")
 def served(run_dir: RunDir) -> Iterator[str]:
     """The address of `slipstream view`."""
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "view", str(run_dir.path)]
+    command = [sys.executable, *CLI, "view", str(run_dir.path)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
@@ -46,9 +46,7 @@ def served(run_dir: RunDir) -> Iterator[str]:
 def written(run_dir: RunDir) -> str:
     """The address of the file that `slipstream view --file --steps` writes."""
     target = run_dir.path.parent / "report.html"
-    wanted = ["--file", str(target), "--steps", "6:7"]
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "view", str(run_dir.path), *wanted]
-    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
+    python(*CLI, "view", str(run_dir.path), "--file", str(target), "--steps", "6:7").check_returncode()
     return target.as_uri()
 
 
@@ -130,7 +128,6 @@ def test_the_page_opens_on_the_report(kind: str, tmp_path: Path, request: pytest
 
 def test_a_report_without_steps_is_shown_without_a_script(run_dir: RunDir, tmp_path: Path) -> None:
     target = tmp_path / "plain.html"
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "view", str(run_dir.path), "--file", str(target)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
+    python(*CLI, "view", str(run_dir.path), "--file", str(target)).check_returncode()
     shown = dom_of(target.as_uri(), tmp_path / "browser")
     assert "<svg" in shown and "In thirty seconds" in shown and "<script" not in shown

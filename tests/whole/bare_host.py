@@ -38,24 +38,14 @@ Onward = Callable[[Path], Awaitable[Stream]]
 class BareHost:
     """Runs one shell command on a host of its own, at the end of a line that may be cut at any time."""
 
-    def __init__(
-        self,
-        name: str,
-        root: Path,
-        *,
-        hidden: Path,
-        variables: Mapping[str, str],
-        delay_s: float,
-        loss: float,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, name: str, root: Path, *, hidden: Path, variables: Mapping[str, str], seed: int) -> None:
         """`hidden` is the learner's folder, which must look empty from inside."""
         self.name = name
         self._hidden = hidden
         self._folder = root / name
         self.links = self._folder / "links"
         self.links.mkdir(parents=True)
-        self.line = LossyLine(self.links, delay_s=delay_s, loss=loss, seed=seed)
+        self.line = LossyLine(self.links, seed=seed)
         self._variables = variables
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -139,7 +129,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 async def _live(links: Path, command: str) -> int:
     """On the host: run `command`, with the links open on loopback; return its exit code."""
-    opening = asyncio.create_task(_open_links(links, "127.0.0.1", _over_the_line))
+    opening = asyncio.create_task(
+        _open_links(links, "127.0.0.1", lambda path: asyncio.open_connection(FAR, int(path.stem)))  # over the line
+    )
     process = await asyncio.create_subprocess_shell(command)
     code = await process.wait()
     opening.cancel()
@@ -153,14 +145,6 @@ async def _open_links(links: Path, address: str, onward: Onward) -> None:
             await asyncio.start_server(partial(_connected, onward, path), address, int(path.stem))
             opened.add(path)
         await asyncio.sleep(POLL_S)
-
-
-async def _over_the_line(path: Path) -> Stream:
-    return await asyncio.open_connection(FAR, int(path.stem))
-
-
-async def _out_of_the_namespace(path: Path) -> Stream:
-    return await asyncio.open_unix_connection(path)
 
 
 async def _connected(onward: Onward, path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,7 +169,7 @@ def main(address: str, folder: str, *command: str) -> int:
     links = Path(folder)
     hand_over(links, address)
     if not command:
-        asyncio.run(_open_links(links, FAR, _out_of_the_namespace))
+        asyncio.run(_open_links(links, FAR, asyncio.open_unix_connection))  # out of the namespace
     return asyncio.run(_live(links, *command))
 
 

@@ -28,17 +28,19 @@ MAX_PACKET_BYTES = 1 << 16
 QUEUED_PACKETS = 1000  # in each direction; a router drops what is more
 START_TIMEOUT_S = 60.0
 FAR, NEAR = "10.77.0.1", "10.77.0.2"
+DELAY_S = 0.025  # of each packet, in each direction
+LOSS = 0.02  # of all packets
 
 
 class LossyLine:
     """One line. Any thread may set its attributes."""
 
-    def __init__(self, folder: Path, *, delay_s: float, loss: float, seed: int) -> None:
-        """Both ends hand over their device through a socket file in `folder`. `loss` is the share of lost packets."""
+    def __init__(self, folder: Path, *, seed: int) -> None:
+        """Both ends hand over their device through a socket file in `folder`."""
         self.is_cut = False  # every packet is lost
         self.num_lost = 0  # without those of a line that is cut
         self.num_bytes = {FAR: 0, NEAR: 0}  # that arrived, by receiver
-        self._delay_s, self._loss, self._chance = delay_s, loss, random.Random(seed)
+        self._chance = random.Random(seed)
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(folder / "line"))
         self._listening.listen()
@@ -68,7 +70,7 @@ class LossyLine:
                 with contextlib.suppress(OSError):  # the host is gone
                     packet = os.read(ready.fd, MAX_PACKET_BYTES)
                     if self._passes(packet) and len(on_the_way) < 2 * QUEUED_PACKETS:
-                        due = time.monotonic() + self._delay_s
+                        due = time.monotonic() + DELAY_S
                         heapq.heappush(on_the_way, (due, next(order), ready.data, packet))
             while on_the_way and on_the_way[0][0] <= time.monotonic():
                 _, _, receiver, packet = heapq.heappop(on_the_way)
@@ -88,7 +90,7 @@ class LossyLine:
     def _passes(self, packet: bytes) -> bool:
         if self.is_cut or packet[0] >> 4 != 4:  # IPv6 announces itself on every device
             return False
-        is_lost = self._chance.random() < self._loss
+        is_lost = self._chance.random() < LOSS
         self.num_lost += is_lost
         return not is_lost
 

@@ -20,8 +20,6 @@ from tests.whole.lossy_line import TUN
 pytestmark = pytest.mark.skipif(not os.access(TUN, os.W_OK), reason=f"{TUN} cannot be opened by this user")
 IN_FULL = bool(os.environ.get("SLIPSTREAM_SPOT_IN_FULL"))
 NUM_HOSTS = 10
-DELAY_S = 0.025  # of each packet, in each direction
-LOSS = 0.02  # of all packets
 CUT_S = 60.0
 SETTINGS = [*GUESS, "env.options={step_s: 0.05}", "learner.steps=100000", "learner.checkpoint_every=100000"]
 SETTINGS += ["replay.lease_ttl_s=4", "replay.max_attempts=1000", "actors.count=1", "actors.drain_s=2"]
@@ -52,16 +50,8 @@ class Hosts:
 
     def add(self, name: str) -> BareHost:
         variables = {PASSWORD_VARIABLE: self._server.password, MARK: self.run.name}
-        host = BareHost(
-            name,
-            self._root / "hosts",
-            hidden=self._root / "runs",
-            variables=variables,
-            delay_s=DELAY_S,
-            loss=LOSS,
-            seed=len(self.all),
-        )
-        self._stack.enter_context(host)
+        hosts, hidden = self._root / "hosts", self._root / "runs"
+        host = self._stack.enter_context(BareHost(name, hosts, hidden=hidden, variables=variables, seed=len(self.all)))
         self.all.append(host)
         offer = self.run.bulletin.latest()
         assert offer is not None

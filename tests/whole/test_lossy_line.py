@@ -12,7 +12,6 @@ from tests.waiting import wait_until
 from tests.whole.bare_host import BareHost
 from tests.whole.lossy_line import NEAR, TUN
 
-DELAY_S, LOSS = 0.025, 0.02
 DATA = os.urandom(2 << 20)
 DEADLINE_S = 120.0
 CUT_S = 6.0  # longer than fetch.SILENCE_S
@@ -38,7 +37,7 @@ def test_a_pull_over_a_slow_line_continues_after_a_cut_with_what_is_missing(tmp_
         "127.0.0.1", lambda asked: DATA[asked.offset : asked.offset + asked.num_bytes], limits=limits, key=None
     )
     port, hidden = int(server.endpoint.rpartition(":")[2]), tmp_path / "runs"
-    with BareHost("host", tmp_path, hidden=hidden, variables={}, delay_s=DELAY_S, loss=LOSS, seed=7) as host:
+    with BareHost("host", tmp_path, hidden=hidden, variables={}, seed=7) as host:
         host.link(port)
         (host.links / "client.py").write_text(PULLER.format(port=port, num_bytes=len(DATA)))
         host.start("until python /tmp/links/client.py; do sleep 0.2; done")
