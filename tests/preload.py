@@ -71,42 +71,25 @@ IMAGES = {  # by the package that it needs
     "torch": Image(
         programs=(
             *(f"slipstream.tools.cli.cli {verb}" for verb in ("learner", "fit", "collect", "export")),
-            *OF_LEARNER,
-            "slipstream.tools.run.torchrun",
-            "tests.several_ranks",
-            *ACTORS,
+            *(*OF_LEARNER, "slipstream.tools.run.torchrun", "tests.several_ranks", *ACTORS),
         ),
         more=(
-            "slipstream.tools.run.train",
-            "slipstream.tools.run.prepare",
-            "slipstream.tools.cli.fit_verb",
-            "slipstream.learner.learn",
-            "slipstream.actors.__main__",
-            "tests.several_ranks",
+            *("slipstream.tools.run.train", "slipstream.tools.run.prepare", "slipstream.tools.cli.fit_verb"),
+            *("slipstream.learner.learn", "slipstream.actors.__main__", "tests.several_ranks"),
         ),
     ),
     "vllm": Image(
         programs=(
             *(f"slipstream.tools.cli.cli {verb}" for verb in ("up", "actors", "eval")),
             "slipstream.tools.cli.cli learner",  # of `up`, which is a fork of this image
-            *OF_LEARNER,
-            "slipstream.learner.loop",
-            "slipstream.actors",
-            "slipstream.actors.engine.serve_engine",
-            "tests.actors.exchanging_engine",
-            "tests.actors.overlapped_engine",
-            "tests.tools.cli.script",
+            *(*OF_LEARNER, "slipstream.learner.loop", "slipstream.actors", "slipstream.actors.engine.serve_engine"),
+            *("tests.actors.exchanging_engine", "tests.actors.overlapped_engine", "tests.tools.cli.script"),
             REGISTRY,  # which vLLM asks once for each class of models on a new machine
         ),
         more=(
-            "slipstream.tools.run.up",
-            "slipstream.tools.run.actor_host",
-            "slipstream.tools.run.train",
-            "slipstream.tools.play.evaluate",
-            "slipstream.learner.learn",
-            "slipstream.actors.__main__",
-            "vllm.v1.worker.cpu_worker",
-            "vllm.v1.core.sched.scheduler",
+            *("slipstream.tools.run.up", "slipstream.tools.run.actor_host", "slipstream.tools.run.train"),
+            *("slipstream.tools.play.evaluate", "slipstream.learner.learn", "slipstream.actors.__main__"),
+            *("vllm.v1.worker.cpu_worker", "vllm.v1.core.sched.scheduler"),
             "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
         ),
     ),
@@ -243,14 +226,8 @@ def _fork_or_spawn(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> in
     preloaded = next(iter(_preloaded.values()), None) if _is_fork and words[-1] == "--multiprocessing-fork" else None
     if preloaded is None:
         return _spawn(path, args, passfds)
-    files = [0, 1, 2, *sorted(passfds)]
-    order = Order(
-        arguments=words[words.index("-c") :],
-        environment=dict(os.environ),
-        folder=str(Path.cwd()),
-        fds=files,
-        parent=os.getpid(),
-    )
+    files, code, folder = [0, 1, 2, *sorted(passfds)], words[words.index("-c") :], str(Path.cwd())
+    order = Order(arguments=code, environment=dict(os.environ), folder=folder, fds=files, parent=os.getpid())
     return preloaded.start(order, files)
 
 

@@ -23,19 +23,8 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.process.shutdown import die_with_parent
-from tests.preload import (
-    FIRST_HIGH_FD,
-    IMAGES,
-    TESTS,
-    Order,
-    Preloaded,
-    be_fork,
-    high,
-    pair,
-    python_path,
-    read_by_imports,
-    start_by_forks,
-)
+from tests import preload
+from tests.preload import FIRST_HIGH_FD, IMAGES, TESTS, Order, Preloaded, high, pair, python_path, read_by_imports
 
 MAX_ORDER_BYTES, MAX_FDS = 1 << 17, 64
 
@@ -70,7 +59,7 @@ def main(image: str, orders: socket.socket, pytest_arguments: Sequence[str]) -> 
         _close(files)
         os.setsid()
         orders = theirs
-    be_fork(image, preloaded)
+    preload.be_fork(image, preloaded)
     _run(order, files, orders)
 
 
@@ -121,7 +110,7 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
         die_with_parent(order.parent)
     orders.send(str(os.getpid()).encode())
     orders.close()
-    start_by_forks()
+    preload.start_by_forks()
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # that the program is imported already
     if "-u" in order.options:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]

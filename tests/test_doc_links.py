@@ -1,6 +1,6 @@
 """Every relative link of README, AGENTS.md and docs/ leads to a file that is there, and to a heading in it.
 
-docs/others.md is about other systems: it links to their files at commits, and has a date.
+docs/others.md is about other systems: it links to their files at commits, and has a date. docs/promises.md names tests.
 """
 
 import re
@@ -16,6 +16,7 @@ GENERATED = {"reference/config.md", "reference/verbs.md", "reference/files.md"} 
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 OTHERS = REPOSITORY / "docs" / "others.md"
+PROMISES = (REPOSITORY / "docs" / "promises.md").read_text()
 DAYS_OF_OTHERS = 90
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
@@ -44,20 +45,12 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
-def named_files(page: Path) -> set[str]:
-    """The Python and Lua files that the page names with their room."""
-    rooms = "actors|common|conf|envhub|learner|replay|tests|tools"
-    return set(re.findall(rf"`((?:{rooms})/[\w/]+\.(?:py|lua|yaml|sh))`", page.read_text()))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_file_that_is_named_is_there(page: Path) -> None:
-    assert sorted(name for name in named_files(page) if not (REPOSITORY / name).exists()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_leads_somewhere_and_every_file_that_is_named_is_there(page: Path) -> None:
     assert broken(page) == []
+    rooms = "actors|common|conf|envhub|learner|replay|tests|tools"
+    named = re.findall(rf"`((?:{rooms})/[\w/]+\.(?:py|lua|yaml|sh))`", page.read_text())
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
 def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
@@ -110,9 +103,20 @@ def test_other_systems_are_linked_at_a_commit() -> None:
 
 
 def test_an_old_date_and_a_link_without_a_commit_are_found() -> None:
-    pinned = f"https://github.com/a/b/blob/{'0a' * 20}/docs/c.md"
-    text = (
-        f"# Others\n\nLooked up on 2026-11-28. After it.\n\n[d]({pinned}) [e](https://github.com/a/b/blob/main/c.md)\n"
-    )
+    pinned, moving = (f"https://github.com/a/b/blob/{commit}/docs/c.md" for commit in ("0a" * 20, "main"))
+    text = f"# Others\n\nLooked up on 2026-11-28. After it.\n\n[d]({pinned}) [e]({moving})\n"
     assert days_old(text, date(2027, 2, 27)) == DAYS_OF_OTHERS + 1
-    assert unpinned(text) == ["https://github.com/a/b/blob/main/c.md"]
+    assert unpinned(text) == [moving]
+
+
+def test_what_shows_a_promise_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PROMISES))
+    assert len(named) > 25
+    assert named - {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")} == set()
+
+
+def test_every_promise_says_what_shows_it() -> None:
+    rows = [line.split("|") for line in PROMISES.splitlines() if line.startswith("| ") and "|---" not in line]
+    promises = [row for row in rows if row[1].strip() != "what goes wrong"]
+    assert len(promises) > 25
+    assert [row[1] for row in promises if len(row) != 6 or "test_" not in row[3]] == []

