@@ -18,9 +18,7 @@ class GuessEnv:
 
     replay_only: ClassVar[bool] = True
 
-    def __init__(
-        self, turns: int = 3, step_s: float = 0.0, gate: str = "", gate_turn: int = 0, worth: float = 1.0
-    ) -> None:
+    def __init__(self, turns: int = 3, step_s: float = 0, gate: str = "", gate_turn: int = 0, worth: float = 1) -> None:
         """Each step takes `step_s`, and from turn `gate_turn` on as long as a file `gate` exists.
 
         `worth` is what a turn of nothing but the wanted word earns.

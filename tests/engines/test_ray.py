@@ -40,20 +40,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
     cluster: Any, redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [
-        *GUESS,
-        "env.options={step_s: 0.1}",
-        "replay.lease_ttl_s=6",
-        "learner.steps=100000",
-        "learner.checkpoint_every=100000",
-        "actors.transport=pull",
-        "replay.max_lag=1000",
-        "actors.drain_s=1",
-    ]
+    settings = [*GUESS, "env.options={step_s: 0.1}", "learner.steps=100000", "learner.checkpoint_every=100000"]
+    settings += ["replay.lease_ttl_s=6", "replay.max_lag=1000", "actors.transport=pull", "actors.drain_s=1"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        config = load_config(
-            None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_server.url}", *settings]
-        )
+        here = [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_server.url}"]
+        config = load_config(None, [*here, *settings])
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(config))
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -79,10 +70,8 @@ def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
         assert f"{run_id}/actors-2" in ray.util.list_named_actors()
         ray.kill(ray.get_actor(f"{run_id}/actors-0"))
         ray.get_actor(f"{run_id}/actors-2").leave.remote()
-        run.wait_until(
-            lambda: set(ray.util.list_named_actors()) == {f"{run_id}/learner", f"{run_id}/actors-1"},
-            "one is killed, one has left",
-        )
+        left = {f"{run_id}/learner", f"{run_id}/actors-1"}
+        run.wait_until(lambda: set(ray.util.list_named_actors()) == left, "one is killed, one has left")
         assert len(run.fleet.members()) == 1
         after = run.last_step()
         run.wait_until(lambda: run.last_step() >= after + 3, "the learner steps on with one")

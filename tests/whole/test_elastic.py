@@ -52,9 +52,8 @@ def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_l
                 "all have joined and generate",
                 deadline_s=DEADLINE_S,
             )
-            assert all(
-                member.engine.startswith("vllm ") and member.engine.endswith(" cpu") for member in run.fleet.members()
-            )
+            engines = [member.engine for member in run.fleet.members()]
+            assert all(engine.startswith("vllm ") and engine.endswith(" cpu") for engine in engines)
             cut_off_for_longer_than_its_leases(run, link)
             for victim in victims:
                 killed_with_groups_in_its_hands(run, victim)

@@ -17,26 +17,18 @@ STANDSTILL_S = 2.0  # an episode behind the gate ends within milliseconds
 
 
 @pytest.mark.timeout(1200)
-def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
-    redis_server: Server, run_id: str, tmp_path: Path
-) -> None:
+def test_work_of_actors_that_die_or_leave_is_done_by_others(redis_server: Server, run_id: str, tmp_path: Path) -> None:
     """Of two actors one is killed; a third joins and gets SIGTERM. The learner keeps making steps.
 
     The gate stops every episode after its first turn while the test inspects. There is no checkpoint before the end, so
     that all groups stay in Redis.
     """
     gate = Gate(tmp_path / "gate")
-    settings = [
-        *GUESS,
-        "replay.max_lag=1000",  # so that no group is dropped for its age
-        f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}",
-        "env.step_timeout_s=600",
-        "replay.lease_ttl_s=6",
-        f"actors.drain_s={DRAIN_S}",
-        "learner.steps=100000",
-        "learner.checkpoint_every=100000",
-        "objective.advantage=reinforce_pp",  # so that no group leaves Redis because its returns are all equal
-    ]
+    settings = [*GUESS, f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}", "env.step_timeout_s=600"]
+    settings += ["replay.lease_ttl_s=6", f"actors.drain_s={DRAIN_S}"]
+    settings += ["learner.steps=100000", "learner.checkpoint_every=100000"]
+    # So that no group is dropped for its age, and none leaves Redis because its returns are all equal.
+    settings += ["replay.max_lag=1000", "objective.advantage=reinforce_pp"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         victim = run.start_actor("victim")  # actors may be there first
         survivor = run.start_actor("survivor")
@@ -55,17 +47,14 @@ def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
         an_actor_without_its_engine_gives_everything_back_and_fails(run, survivor)
         ledger = run.ledger()
         assert ledger.balanced and run.audit() == []
-        assert ledger.trained == GROUPS_PER_STEP * run.last_step()
-        assert ledger.leased == 0
+        assert ledger.trained == GROUPS_PER_STEP * run.last_step() and ledger.leased == 0
         assert set(ledger.dropped) <= {"zero_variance"}
         run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)
 
 
 def others_finish_what_a_killed_actor_held(run: Run, gate: Gate, victim: Process) -> None:
-    run.wait_until(
-        lambda: run.generated_tokens("victim") > 0 and run.generated_tokens("survivor") > 0,
-        "both actors are in mid-episode",
-    )
+    for name in ("victim", "survivor"):
+        run.wait_until(lambda name=name: run.generated_tokens(name) > 0, f"{name} is in mid-episode")
     orphaned = run.held_by("victim")
     assert orphaned, "the victim held no lease when it was killed"
     victim.kill()

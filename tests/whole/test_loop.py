@@ -81,7 +81,7 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
 
     check_the_summary(summary, length)
     check_that_times_add_up(steps, length.checkpoint_every)
-    check_the_evaluations_during_training(summary, records, length)
+    check_the_evaluations_in_training(summary, records, length)
     check_the_names(records)
     check_tensorboard(run_dir, steps)
     assert "held-out success, final" in said and "balanced" in said
@@ -139,9 +139,7 @@ def check_that_times_add_up(steps: list[dict[str, float]], checkpoint_every: int
     assert after_checkpoint > 10 * min(record["time/checkpoint_s"] for record in steps[1:])  # the others made none
 
 
-def check_the_evaluations_during_training(
-    summary: dict[str, Any], records: list[dict[str, float]], length: Length
-) -> None:
+def check_the_evaluations_in_training(summary: dict[str, Any], records: list[dict[str, float]], length: Length) -> None:
     """Each is of one version, that of its step, and steps were made meanwhile."""
     during = summary["eval_during"]
     assert during

@@ -14,9 +14,7 @@ SETTINGS += ["replay.lease_ttl_s=300", f"learner.steps={NUM_STEPS}"]
 
 
 @pytest.mark.timeout(1200)
-def test_the_loop_to_read_has_the_losses_of_the_system_to_the_last_bit(
-    redis_server: Server, run_id: str, tmp_path: Path
-) -> None:
+def test_the_loop_to_read_has_the_systems_losses_bit_for_bit(redis_server: Server, run_id: str, tmp_path: Path) -> None:
     with Run(run_id, root=tmp_path, server=redis_server, settings=SETTINGS) as run:
         processes = [run.start_learner(), run.start_actor("actor")]
         assert [process.wait() for process in processes] == [0, 0]

@@ -144,9 +144,7 @@ def test_a_journal_of_more_or_other_episodes_than_asked_for_is_refused_and_one_o
     assert len(collected(tmp_path, server, model, "replay.group_size=4")) == 12
 
 
-def test_an_episode_of_the_journal_that_contradicts_itself_is_played_again(
-    tmp_path: Path, server: ScriptedJudge, model: Path
-) -> None:
+def test_an_inconsistent_journaled_episode_is_played_again(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
     server.answer_by(walk_from_the_second_on)
     assert len(collected(tmp_path, server, model)) == 5
     (tmp_path / "rows.jsonl").unlink()

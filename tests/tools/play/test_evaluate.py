@@ -158,9 +158,7 @@ def test_searches_play_the_same_tasks_as_sampled_episodes_and_their_whole_cost_c
         *(({"compare": names}, "`--compare` must be") for names in (("plain",), ("a", "a"))),
     ],
 )
-def test_options_that_do_not_go_together_or_compare_nothing_are_refused(
-    options: dict[str, Any], complaint: str
-) -> None:
+def test_options_that_contradict_or_compare_nothing_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         EvalOptions(**options)
 
@@ -178,9 +176,7 @@ class RefusingProcess:
         pass
 
 
-def test_what_the_engine_refuses_is_said_with_the_settings_that_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_of_the_engine_names_the_settings_that_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_policy, "EngineProcess", RefusingProcess)
     folder = save_tiny_model(tmp_path, vocab_size=512)
     byte_tokenizer(CHATML).save_pretrained(folder)

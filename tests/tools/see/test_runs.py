@@ -159,9 +159,7 @@ def test_a_verb_that_needs_the_server_says_how_the_run_ended(
     assert f"run 'ended' {ended}, and its Redis server ended with it; its archive answers" in said
 
 
-def test_doctor_names_the_server_of_a_live_run_that_does_not_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_names_the_silent_server_of_a_live_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, run_dir = make_run(tmp_path, "one", age_s=0), RunDir(tmp_path, "one")
     config.redis.url = "redis://127.0.0.1:1"
     run_dir.config.write_text(dump_config(config))

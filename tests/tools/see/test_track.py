@@ -154,9 +154,7 @@ def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_a
     assert wandb.resumed == [None, "r1", "r1"]
 
 
-def test_the_project_is_that_of_the_packages_variable_as_under_up(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_project_is_the_packages_variable_as_under_up(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", wandb := OfWandb())
     write(run_dir, {"step": 1, "time": 10.0})
     monkeypatch.delenv("WANDB_PROJECT", raising=False)

@@ -217,9 +217,7 @@ async def test_garbage_is_refused_and_the_server_goes_on(config: Config, scorer:
         assert (await answer(whole))[0] == 200
 
 
-async def test_callers_that_leave_or_wait_too_long_harm_none(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+async def test_callers_that_leave_or_wait_long_harm_none(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     episodes = await played(config, tmp_path, 4)
     wanted = [each.tolist() for each in scorer.values(episodes)]
     gate, begun = threading.Event(), threading.Event()
@@ -273,9 +271,7 @@ async def test_a_server_of_another_model_is_refused(config: Config, scorer: Rewa
             await client.values(episode)
 
 
-async def test_a_part_asks_the_server_which_away_is_no_zero(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+async def test_a_part_asks_a_server_which_away_is_no_zero(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     stage = stage_on(config, tmp_path)
 
     async def reward(url: str, root: str, **changes: float) -> Trajectory:
