@@ -17,7 +17,7 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.lab.loopback_server import start_server
 from tests.learner.lead.test_metrics_page import explained
-from tests.processes import MARK, REPOSITORY, nothing_runs
+from tests.processes import CLI, MARK, REPOSITORY, nothing_runs
 from tests.whole.test_own_names import write_files
 
 PARTS = ["wait", "archive", "measure", "pack", "forward", "backward", "optimizer"]
@@ -53,25 +53,13 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
     run_dir = RunDir(tmp_path, run_id)
     here = tmp_path / "here"
     write_files(here)
-    said = slipstream(
-        [
-            "up",
-            str(REPOSITORY / "conf/quickstart.yaml"),
-            "env.rewards={patience: {part: 'tools:patience', weight: 0}}",
-            f"run.name={run_id}",
-            f"run.root={tmp_path}",
-            f"learner.steps={length.num_steps}",
-            f"learner.checkpoint_every={length.checkpoint_every}",
-            f"eval.every={length.eval_every}",
-            f"eval.num_tasks={length.num_tasks}",
-            f"warm_start.episodes={length.warm_start}",
-            "sampling.temperature=1",  # at the quickstart's own it begins where thirty steps lead to
-            f"replay.drop_zero_variance={str(length.drops_equal).lower()}",
-        ],
-        mark=run_id,
-        cwd=here,
-        PYTHONPATH=".",
-    )
+    up = ["up", str(REPOSITORY / "conf/quickstart.yaml"), f"run.name={run_id}", f"run.root={tmp_path}"]
+    up += [f"learner.steps={length.num_steps}", f"learner.checkpoint_every={length.checkpoint_every}"]
+    up += [f"eval.every={length.eval_every}", f"eval.num_tasks={length.num_tasks}"]
+    up += [f"warm_start.episodes={length.warm_start}", "env.rewards={patience: {part: 'tools:patience', weight: 0}}"]
+    up += [f"replay.drop_zero_variance={str(length.drops_equal).lower()}"]
+    up += ["sampling.temperature=1"]  # at the quickstart's own it begins where thirty steps lead to
+    said = slipstream(up, mark=run_id, cwd=here, PYTHONPATH=".")
     assert nothing_runs(run_id)
     records = list(read_metrics(run_dir.metrics))
     steps = [record for record in records if "trained/reward" in record]
@@ -86,12 +74,8 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
     check_tensorboard(run_dir, steps)
     assert "held-out success, final" in said and "balanced" in said
     with start_server(run_dir.redis) as server:  # the run's own, on what it left
-        audited = slipstream(
-            ["replay", "audit", f"run.name={run_id}", f"redis.url={server.url}"],
-            mark=run_id,
-            cwd=here,
-            SLIPSTREAM_REDIS_PASSWORD=server.password,
-        )
+        audit = ["replay", "audit", f"run.name={run_id}", f"redis.url={server.url}"]
+        audited = slipstream(audit, mark=run_id, cwd=here, SLIPSTREAM_REDIS_PASSWORD=server.password)
     assert "WRONG" not in audited and f"{run_id}: train" in audited
     return summary
 
@@ -143,15 +127,12 @@ def check_the_evaluations_in_training(summary: dict[str, Any], records: list[dic
     """Each is of one version, that of its step, and steps were made meanwhile."""
     during = summary["eval_during"]
     assert during
+    evaluated = [place for place, record in enumerate(records) if "eval/success_sampled" in record]
     for result in during:
         assert result["step"] >= length.eval_every and 0 <= result["sampled"] <= 1
         assert result["num_tasks"] == length.num_tasks
-        place, record = next(
-            (place, record)
-            for place, record in enumerate(records)
-            if record["step"] == result["step"] and "eval/success_sampled" in record
-        )
-        assert record["eval/success_sampled"] == result["sampled"] and record["eval/num_mixed"] == 0
+        place = next(place for place in evaluated if records[place]["step"] == result["step"])
+        assert records[place]["eval/success_sampled"] == result["sampled"] and records[place]["eval/num_mixed"] == 0
         meanwhile = [other["step"] for other in records[:place] if "trained/reward" in other]
         assert max(meanwhile) > result["step"]
     versions = [result["policy_version"] - result["step"] for result in during]
@@ -193,7 +174,7 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
 def slipstream(arguments: list[str], *, mark: str, cwd: Path, **environment: str) -> str:
     """What `slipstream` prints in `cwd` with `arguments`. Fails the test with it when the exit code is not 0."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", *arguments],
+        [sys.executable, "-P", *CLI, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

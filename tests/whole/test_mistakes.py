@@ -29,7 +29,6 @@ def test_a_reward_that_is_missing_in_a_message_is_an_error_and_does_not_arrive_a
 
 def test_sampled_tokens_reach_the_learner_as_sampled_and_not_as_their_text_would_be_encoded() -> None:
     tokenizer, env = merging_tokenizer(CHATML), ShopEnv()
-
     prompts: list[list[int]] = []
     written: list[list[int]] = []
 
@@ -39,12 +38,8 @@ def test_sampled_tokens_reach_the_learner_as_sampled_and_not_as_their_text_would
         prompts.append(tokens)
         return written[-1]
 
-    trajectory = play(
-        env,
-        engine_of(letter_by_letter, max_tokens=2048),
-        tokenizer=tokenizer,
-        allowance=replace(ALLOWANCE, max_turns=3, max_tokens=2048),
-    )
+    engine, allowance = engine_of(letter_by_letter, max_tokens=2048), replace(ALLOWANCE, max_turns=3, max_tokens=2048)
+    trajectory = play(env, engine, tokenizer=tokenizer, allowance=allowance)
     (sequence,) = sequences_of(trajectory, advantage=1.0)
     assert sequence.tokens[sequence.loss_mask].tolist() == list(chain.from_iterable(written))
     places = [len(prompt) + place for prompt, turn in zip(prompts, written, strict=True) for place in range(len(turn))]
