@@ -96,14 +96,6 @@ def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPa
     return made
 
 
-def restart(of: Reading) -> None:
-    MetricsWriter(of.dir, resume_step=of.num_steps - 5).close()
-
-
-def show_live(of: Reading) -> None:
-    View(of.client, of.dir, of.config).render()
-
-
 def resume(of: Reading) -> None:
     out = io.StringIO()
     reporter = LineReporter(Console(file=out), of.dir, of.observer)
@@ -118,9 +110,9 @@ def page_of_steps(of: Reading) -> None:
 
 READERS: dict[str, Callable[[Reading], object]] = {
     "runs": lambda of: runs(of.config),
-    "the learner's restart": restart,
+    "the learner's restart": lambda of: MetricsWriter(of.dir, resume_step=of.num_steps - 5).close(),
     "a poll of track": lambda of: new_records(of.dir, after_s=1.8e9 + of.num_steps - 3),
-    "top": show_live,
+    "top": lambda of: View(of.client, of.dir, of.config).render(),
     "up --resume": resume,
     "the end of up": lambda of: next_commands(of.config, of.dir, is_finished=False),
     "scale": lambda of: _advised(of.config),

@@ -48,6 +48,12 @@ def pages(run_dir: RunDir) -> ArchivePages:
     return pages_of(run_dir)
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> RunDir:
+    """A run that a test may change."""
+    return make_viewed_run(tmp_path)
+
+
 def test_the_run_lists_its_archived_steps_with_their_numbers(pages: ArchivePages) -> None:
     run = pages.page("run")
     assert (run["name"], run["env"], run["max_lag"], run["steps"]) == ("seen", "shop", 2, [6, 7])
@@ -94,23 +100,19 @@ def test_every_sampled_token_has_its_text_version_and_lag_and_what_the_loss_made
 
 
 @pytest.mark.parametrize("damage", [b"", b"SL", b"\x00" * 100])
-def test_a_damaged_record_of_tokens_is_named_and_the_episode_is_shown(tmp_path: Path, damage: bytes) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    (run_dir.tokens / "step_000006.rank_0.bin").write_bytes(damage)
-    episode = pages_of(run_dir).page("steps/6/groups/1/members/1")
+def test_a_damaged_record_of_tokens_is_named_and_the_episode_is_shown(own: RunDir, damage: bytes) -> None:
+    (own.tokens / "step_000006.rank_0.bin").write_bytes(damage)
+    episode = pages_of(own).page("steps/6/groups/1/members/1")
     assert "step_000006.rank_0.bin is damaged" in episode["loss_note"] and episode["turns"]
 
 
-def test_tokens_of_another_attempt_and_parts_that_do_not_fit_are_not_shown(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
+def test_tokens_of_another_attempt_and_parts_that_do_not_fit_are_not_shown(own: RunDir) -> None:
     tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
-    write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, policy_version=5), step=6, rank=0)
-    assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
     (sequence,) = tokens.sequences
-    for wrong in ({"first": 1}, {"fates": b"\x00"}):
-        parts = [msgspec.structs.replace(sequence, **wrong)]
-        write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, sequences=parts), step=6, rank=0)
-        assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
+    parts = [[msgspec.structs.replace(sequence, **wrong)] for wrong in ({"first": 1}, {"fates": b"\x00"})]
+    for changes in ({"policy_version": 5}, *({"sequences": part} for part in parts)):
+        write_tokens(own.tokens, msgspec.structs.replace(tokens, **changes), step=6, rank=0)
+        assert not pages_of(own).page("steps/6/groups/1/members/1")["has_loss"]
 
 
 def test_a_search_finds_text_in_all_steps_newest_first(pages: ArchivePages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +127,9 @@ def test_a_search_finds_text_in_all_steps_newest_first(pages: ArchivePages, monk
     assert {hit["step"] for hit in pages.search("click", before=7)["hits"]} == {6}
 
 
-def test_a_running_run_shows_the_steps_that_it_makes_meanwhile(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    pages = pages_of(run_dir)
-    last = run_dir.trajectories / "step_000007.epoch_1.bin"
+def test_a_running_run_shows_the_steps_that_it_makes_meanwhile(own: RunDir) -> None:
+    pages = pages_of(own)
+    last = own.trajectories / "step_000007.epoch_1.bin"
     hidden = last.rename(last.with_suffix(".hidden"))
     assert pages.page("run")["steps"] == [6]
     hidden.rename(last)
@@ -160,34 +161,32 @@ def mark_of(better: int, worse: int, **changes: object) -> dict[str, object]:
     return {"step": 6, "group_id": 1, "better": better, "worse": worse} | changes
 
 
-async def test_what_people_prefer_is_learned_from(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    pages = pages_of(run_dir)
+async def test_what_people_prefer_is_learned_from(own: RunDir) -> None:
+    pages = pages_of(own)
     assert pages.page("steps/6/groups/1")["marks"] == []
     assert await marks_sent(pages, mark_of(1, 0)) == [(200, {"marks": [[1, 0]]})]
     assert await marks_sent(pages, mark_of(0, 1)) == [(200, {"marks": [[0, 1]]})]  # the last one counts
     assert await marks_sent(pages, mark_of(1, 0, group_id=2)) == [(200, {"marks": [[1, 0]]})]
-    assert pages_of(run_dir).page("steps/6/groups/1")["marks"] == [[0, 1]]
+    assert pages_of(own).page("steps/6/groups/1")["marks"] == [[0, 1]]
     for goal in get_args(Goal)[1:3]:  # dpo and reward
-        pairs, _, left_out = read_samples(FitOptions(data=str(run_dir.preferences), held_out=0.0), goal=goal)
+        pairs, _, left_out = read_samples(FitOptions(data=str(own.preferences), held_out=0.0), goal=goal)
         learnt = [[side.messages[side.learn_from].content.strip() for side in pair.sides] for pair in pairs]
         assert learnt == [["click[0] ü", "click[1] ü"], ["click[1] ü", "click[0] ü"]] and not left_out.total()
         assert [pair.task for pair in pairs] == ["shop/train/1", "shop/train/2"]
     assert await marks_sent(pages, mark_of(1, 0, undo=True)) == [(200, {"marks": []})]
-    assert [json.loads(line)["group_id"] for line in run_dir.preferences.read_text().splitlines()] == [2]
-    assert [path.name for path in run_dir.path.glob("preferences*")] == ["preferences.jsonl"]
+    assert [json.loads(line)["group_id"] for line in own.preferences.read_text().splitlines()] == [2]
+    assert [path.name for path in own.path.glob("preferences*")] == ["preferences.jsonl"]
 
 
-async def test_two_browsers_lose_no_mark_of_each_other(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    one, other = pages_of(run_dir), pages_of(run_dir)
+async def test_two_browsers_lose_no_mark_of_each_other(own: RunDir) -> None:
+    one, other = pages_of(own), pages_of(own)
     groups = [(6, 1), (6, 2), (7, 3)]
     sent = await marks_sent(one, *(mark_of(1, 0, step=step, group_id=group) for step, group in groups))
     assert [status for status, _ in sent] == [200, 200, 200]
     assert (await marks_sent(other, mark_of(0, 1, group_id=2)))[0][0] == 200  # another server of the same run
-    kept = [json.loads(line) for line in run_dir.preferences.read_text().splitlines()]
+    kept = [json.loads(line) for line in own.preferences.read_text().splitlines()]
     assert {row["group_id"]: row["member"] for row in kept} == {1: [1, 0], 2: [0, 1], 3: [1, 0]}
-    with held(run_dir.preferences):
+    with held(own.preferences):
         ((status, answer),) = await marks_sent(one, mark_of(0, 1))
     assert status == 409 and "is writing" in answer["error"]
 
@@ -211,20 +210,18 @@ NO_MARKS: dict[str, tuple[object, dict[str, str], int, str]] = {
 
 
 @pytest.mark.parametrize("mistake", NO_MARKS)
-async def test_a_mark_that_is_none_is_refused_with_a_sentence(tmp_path: Path, mistake: str) -> None:
-    run_dir = make_viewed_run(tmp_path)
+async def test_a_mark_that_is_none_is_refused_with_a_sentence(own: RunDir, mistake: str) -> None:
     body, headers, status, named = NO_MARKS[mistake]
-    ((answered, answer),) = await marks_sent(pages_of(run_dir), body, **headers)
+    ((answered, answer),) = await marks_sent(pages_of(own), body, **headers)
     assert (answered, named in answer["error"]) == (status, True), answer
-    assert not run_dir.preferences.exists()
+    assert not own.preferences.exists()
 
 
-async def test_a_damaged_file_of_marks_is_named_and_kept(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    run_dir.preferences.write_text('{"group_id": 1}\n{"chosen"')
-    ((status, answer),) = await marks_sent(pages_of(run_dir), mark_of(1, 0))
+async def test_a_damaged_file_of_marks_is_named_and_kept(own: RunDir) -> None:
+    own.preferences.write_text('{"group_id": 1}\n{"chosen"')
+    ((status, answer),) = await marks_sent(pages_of(own), mark_of(1, 0))
     assert status == 404 and "preferences.jsonl is damaged: line 2 is not JSON" in answer["error"]
-    assert run_dir.preferences.read_text() == '{"group_id": 1}\n{"chosen"'
+    assert own.preferences.read_text() == '{"group_id": 1}\n{"chosen"'
 
 
 async def asked(pages: ArchivePages, path: str, front: str = "", **headers: str) -> tuple[int, str, dict[str, str]]:
@@ -293,11 +290,10 @@ def test_hostile_text_in_one_file_opens_no_tag_and_only_our_script_may_run(hosti
     assert not re.search(r"\ssrc=|\shref=[^#]*[:/]|\son\w+=", rest)
 
 
-def test_a_damaged_step_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    path = run_dir.trajectories / "step_000006.epoch_1.bin"
+def test_a_damaged_step_is_named_and_the_others_are_shown(own: RunDir) -> None:
+    path = own.trajectories / "step_000006.epoch_1.bin"
     path.write_bytes(path.read_bytes()[:-9])
-    pages = pages_of(run_dir)
+    pages = pages_of(own)
     assert pages.page("steps/7")["facts"]["num_groups"] == 1
     status, answer = ask(pages, "/api/steps/6")
     assert status == 404 and "step_000006.epoch_1.bin cannot be trained on" in answer["error"]
@@ -305,13 +301,12 @@ def test_a_damaged_step_is_named_and_the_others_are_shown(tmp_path: Path) -> Non
     assert {hit["step"] for hit in found["hits"]} == {7} and found["unreadable"] == [6]
 
 
-def test_a_number_that_json_does_not_have_is_left_out(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
+def test_a_number_that_json_does_not_have_is_left_out(own: RunDir) -> None:
     played = group_of(3, "seen", heard="x")
     odd = [msgspec.structs.replace(each, duration_s=math.nan, started_at_s=math.inf) for each in played.trajectories]
-    writer = ArchiveWriter(run_dir.trajectories, "seen", epoch=1)
+    writer = ArchiveWriter(own.trajectories, "seen", epoch=1)
     writer.append(archived(8, msgspec.structs.replace(played, trajectories=odd)))
-    status, episode = ask(pages_of(run_dir), "/api/steps/8/groups/3/members/1")
+    status, episode = ask(pages_of(own), "/api/steps/8/groups/3/members/1")
     assert (status, episode["duration_s"], episode["started_at_s"], episode["return"]) == (200, None, None, 1.0)
 
 
@@ -329,40 +324,36 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_named(tmp_path: Path, refused: Output, mistake: str) -> None:
-    make_viewed_run(tmp_path)
+def test_a_mistake_is_named(own: RunDir, refused: Output, mistake: str) -> None:
     arguments, named = WRONG[mistake]
-    assert named in refused("view", *arguments.split(), f"run.root={tmp_path}")
+    assert named in refused("view", *arguments.split(), f"run.root={own.path.parent}")
 
 
-def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, refused: Output) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    mine, pipe = tmp_path / "mine.html", tmp_path / "pipe"
+def test_one_file_replaces_no_other_nor_one_of_the_run(own: RunDir, tmp_path: Path, refused: Output) -> None:
+    mine, pipe, of_run = tmp_path / "mine.html", tmp_path / "pipe", own.path / "view.html"
     mine.write_text("mine")
     os.mkfifo(pipe)
-    of_run = run_dir.path / "view.html"
     other = make_viewed_run(tmp_path / "other")
     reasons = {
         mine: "exists; choose another file, or overwrite it with --force",
         pipe: "it exists and is not a regular file",
-        **dict.fromkeys((run_dir.config, of_run, other.config), "is in the directory of the run"),
+        **dict.fromkeys((own.config, of_run, other.config), "is in the directory of the run"),
     }
-    before = run_dir.config.read_bytes()
+    before = own.config.read_bytes()
     for target, why in reasons.items():
-        said = refused("view", str(run_dir.path), "--file", str(target))
+        said = refused("view", str(own.path), "--file", str(target))
         assert str(target) in said and why in said
-        assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
+        assert (main(["view", str(own.path), "--file", str(target), "--force"]) == 0) is (target == mine)
     assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: it is a record of the run"):
         check_writable(other.metrics, force=True)
-    assert run_dir.config.read_bytes() == before and not of_run.exists()
+    assert own.config.read_bytes() == before and not of_run.exists()
 
 
-def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, refused: Output) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    moved, said = run_dir.model.rename(tmp_path / "elsewhere"), refused("view", str(run_dir.path))
-    assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in said
+def test_a_run_without_an_archive_or_a_tokenizer_is_named(own: RunDir, tmp_path: Path, refused: Output) -> None:
+    moved, said = own.model.rename(tmp_path / "elsewhere"), refused("view", str(own.path))
+    assert f"{own.model} is not on this host; give a copy as model.path=FOLDER" in said
     target = tmp_path / "view.html"
-    assert main(["view", str(run_dir.path), f"model.path={moved}", "--file", str(target), "--steps", "6:6"]) == 0
-    ArchiveWriter(run_dir.trajectories, "seen", epoch=1).cut_after(0)
-    assert "has no step: the run has made no step yet" in refused("view", str(run_dir.path))
+    assert main(["view", str(own.path), f"model.path={moved}", "--file", str(target), "--steps", "6:6"]) == 0
+    ArchiveWriter(own.trajectories, "seen", epoch=1).cut_after(0)
+    assert "has no step: the run has made no step yet" in refused("view", str(own.path))
