@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -50,12 +51,11 @@ from slipstream.tools.play.state_values import Batches, Numbers, reward_model_be
 from slipstream.tools.serve.reward_server import RewardServer
 from tests.actors.episode.episodes import attempt_on, rollout_of
 from tests.guess import GuessEnv
-from tests.processes import Process
+from tests.processes import CLI, Process
 from tests.tools.play.test_prm import TURNS, collected, config_of, stage_on
 from tests.waiting import wait_until
 
 Score = Callable[[Sequence[ScoredEpisode]], list[Numbers]]
-PART = {"weight": 2.0, "deadline_s": 60.0}
 KEY = "a-key-of-mine"
 SEARCH = {"search": "tree_of_thoughts", "width": 3, "num_tasks": 12}
 
@@ -81,7 +81,7 @@ def scorer(config: Config, ranks: Ranks) -> RewardScorer:
 @contextmanager
 def served(folder: Path, log: Path, *, port: int = 0) -> Iterator[tuple[Process, str]]:
     settings = ["model.max_tokens=64", "model.dtype=float32", "learner.micro_batch_tokens=1024", f"--port={port}"]
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "rewards", str(folder), *settings]
+    command = [sys.executable, *CLI, "serve", "rewards", str(folder), *settings]
     process = Process("rewards", command, log=log, environment={"SLIPSTREAM_REWARDS_KEY": KEY})
 
     def url() -> str:
@@ -118,25 +118,14 @@ def test_a_search_goes_on_when_the_server_is_killed_and_started_again(
         ):
             pass
         monkeypatch.setenv("SLIPSTREAM_REWARDS_KEY", KEY)
-        found: list[list[dict[str, Any]]] = []
-        with reward_model_beside(config, url) as values:
-            paths = (tmp_path / "b.jsonl", tmp_path / "c.jsonl")
-            stages = [stage_on(config, tmp_path) for _ in paths]  # one after another: each writes the tokenizer
-            collectors = [
-                threading.Thread(
-                    target=lambda stage=stage, path=path: found.append(  # type: ignore[misc]
-                        collected(stage, config, path, values, **SEARCH)
-                    )
-                )
-                for stage, path in zip(stages, paths, strict=True)
-            ]
-            for collector in collectors:
-                collector.start()
+        with reward_model_beside(config, url) as values, ThreadPoolExecutor() as pool:
+            # One after another: each writes the tokenizer.
+            stages = [(stage_on(config, tmp_path), tmp_path / name) for name in ("b.jsonl", "c.jsonl")]
+            collecting = [pool.submit(collected, stage, config, path, values, **SEARCH) for stage, path in stages]
             wait_until(lambda: health(url)["scored"] >= 20, "values")
             first.kill()
             with served(folder, tmp_path / "second.log", port=int(url.rpartition(":")[2])) as (second, _):
-                for collector in collectors:
-                    collector.join(120)
+                found = [each.result(120) for each in collecting]
                 assert health(url)["scored"] > 0
                 second.send(signal.SIGINT)
                 assert second.wait() == 130
@@ -275,16 +264,13 @@ async def test_a_part_asks_a_server_which_away_is_no_zero(config: Config, scorer
     stage = stage_on(config, tmp_path)
 
     async def reward(url: str, root: str, **changes: float) -> Trajectory:
-        parts = {
-            config.env.name: parts_of("env.rewards", {"steps": {"part": "reward_model", "url": url, **PART, **changes}})
-        }
+        part = {"part": "reward_model", "url": url, "weight": 2.0, "deadline_s": 60.0, **changes}
+        parts = {config.env.name: parts_of("env.rewards", {"steps": part})}
         read_as(root, parts)
         record = EpisodeRecord(attempt=attempt(config, 0))
-        trajectory = await rollout_of(
-            GuessEnv(), stage.engine, record=record, tokenizer=stage.tokenizer, allowance=stage.allowance
-        )
-        scoring = Scoring(parts=parts, tokenizer=stage.tokenizer, allowance=stage.allowance)
-        return await rewarded(trajectory, record, scoring=scoring)
+        beside: Any = {"tokenizer": stage.tokenizer, "allowance": stage.allowance}
+        trajectory = await rollout_of(GuessEnv(), stage.engine, record=record, **beside)
+        return await rewarded(trajectory, record, scoring=Scoring(parts=parts, **beside))
 
     async with listening(scorer) as own_url:
         found = await reward(own_url, text_root(stage.tokenizer))
@@ -329,12 +315,7 @@ def test_what_cannot_be_asked_is_refused_by_name(config: Config) -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(complaint)):
             parts_of("env.rewards", {"x": settings})
-    for settings, complaint in (
-        (["objective.reward_model=http://h:1"], "`objective.reward_model` must be a folder"),
-        (
-            ["objective.reward_model=x", "env.rewards.reward_model={url: 'http://h:1'}"],
-            "must be empty with a part `reward_model`",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(complaint)):
-            load_config(None, settings)
+    with pytest.raises(ConfigError, match=r"`objective\.reward_model` must be a folder"):
+        load_config(None, ["objective.reward_model=http://h:1"])
+    with pytest.raises(ConfigError, match="must be empty with a part `reward_model`"):
+        load_config(None, ["objective.reward_model=x", "env.rewards.reward_model={url: 'http://h:1'}"])
