@@ -36,18 +36,9 @@ CLI = ["-m", "slipstream.tools.cli.cli"]
 Done = subprocess.CompletedProcess[str]
 
 # A model of one layer, the environment of tests/guess.py, and steps of 4 groups of 4.
-GUESS = [
-    "env.name=tests.guess:GuessEnv",
-    "model.tiny_depth=1",
-    "model.max_tokens=64",
-    "sampling.max_turn_tokens=4",
-    "learner.micro_batch_tokens=256",
-    "replay.groups_per_step=4",
-    "replay.group_size=4",
-    "actors.max_episodes=8",
-    "optim.lr=1e-3",
-    "eval.num_tasks=0",
-]
+GUESS = ["env.name=tests.guess:GuessEnv", "model.tiny_depth=1", "model.max_tokens=64", "sampling.max_turn_tokens=4"]
+GUESS += ["learner.micro_batch_tokens=256", "replay.groups_per_step=4", "replay.group_size=4"]
+GUESS += ["actors.max_episodes=8", "optim.lr=1e-3", "eval.num_tasks=0"]
 # For what another one plays than the policy: a stand-in, or a script.
 PLAYED_BY_OTHERS = ["objective.guard=false", "objective.max_negative_kl=0"]
 

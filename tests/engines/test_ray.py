@@ -88,12 +88,8 @@ def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
 
 def nodes_of(run: Run) -> set[str]:
     """The first letters of the ids of the nodes whose actors are alive."""
-    names = {member.name for member in run.fleet.members()}
-    return {
-        log.stem.rpartition("-")[2]
-        for log in run.dir.path.glob("logs/ray-actors-*.log")
-        if any(name + ":" in log.read_text() for name in names)
-    }
+    names, logs = {member.name for member in run.fleet.members()}, run.dir.path.glob("logs/ray-actors-*.log")
+    return {log.stem.rpartition("-")[2] for log in logs if any(name + ":" in log.read_text() for name in names)}
 
 
 def learners_node(run: Run) -> str:

@@ -38,26 +38,20 @@ ROOM = MAX_TRAJECTORY_BYTES - 4096  # what a bomb fills of a frame
 PLAIN, ZSTD = 0, 1
 
 TENSOR = TensorEntry(name="a", dtype="float32", shape=[2, 3], offset=0, num_bytes=24, xxh3=1 << 63)
+MANIFEST = Manifest(
+    **{"policy_version": 7, "learner_epoch": 1, "tensors": [TENSOR, TENSOR], "num_bytes": 128, "root": "root"},
+    adapted=Adapted(root="folder", scaling=2.0),
+    probe=Probe(tokens=[1, 2], logprobs=[-0.5], tolerance=0.1),
+    anchor=Anchor(root="anchor", xxh3=[1, 2]),
+    deltas=[Delta(base="anchor", blob=Blob(root="delta", num_bytes=9))],
+)
+INVITATION = Invitation(number=1, actors=["a", "b"])
 RECORDS: list[msgspec.Struct] = [
     WHOLE,
     ticket(3),
     Failure(group_id=1, member=0, attempt=2, outcome="env_failure", reason="why"),
     Quarantined(group_id=1, member=0, actor="a", reason="why"),
-    Offer(
-        manifest=Manifest(
-            policy_version=7,
-            learner_epoch=1,
-            tensors=[TENSOR, TENSOR],
-            num_bytes=128,
-            root="root",
-            adapted=Adapted(root="folder", scaling=2.0),
-            probe=Probe(tokens=[1, 2], logprobs=[-0.5], tolerance=0.1),
-            anchor=Anchor(root="anchor", xxh3=[1, 2]),
-            deltas=[Delta(base="anchor", blob=Blob(root="delta", num_bytes=9))],
-        ),
-        pull_endpoint="tcp://127.0.0.1:1",
-        invitation=Invitation(number=1, actors=["a", "b"]),
-    ),
+    Offer(manifest=MANIFEST, pull_endpoint="tcp://127.0.0.1:1", invitation=INVITATION),
     ChunkRequest(root="root", offset=0, num_bytes=1 << 20),
     ChunkReply(root="root", offset=0, answer=ChunkStatus.HERE, xxh3=1 << 63),
     RELAY,

@@ -54,11 +54,8 @@ def nothing(returns):
 def weighted(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """No mistake on policy: importance sampling without a bound."""
     policy_ratio = ratio(current_logprobs, other_logprobs=behaviour_logprobs)
-    return Surrogate(
-        losses=-policy_ratio * advantages,
-        weights=policy_ratio.detach(),
-        held_back=torch.zeros_like(advantages, dtype=torch.bool),
-    )
+    none = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(losses=-policy_ratio * advantages, weights=policy_ratio.detach(), held_back=none)
 
 
 def too_few_arguments(current_logprobs, behaviour_logprobs):
@@ -106,11 +103,8 @@ def fails_without_tokens(current_logprobs, **rest):
 
 def plain(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """REINFORCE: right on policy only."""
-    return Surrogate(
-        losses=-current_logprobs * advantages,
-        weights=torch.ones_like(advantages),
-        held_back=torch.zeros_like(advantages, dtype=torch.bool),
-    )
+    none = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(losses=-current_logprobs * advantages, weights=torch.ones_like(advantages), held_back=none)
 
 
 def capped(current_logprobs, *, behaviour_logprobs, advantages, sequences):
@@ -126,8 +120,8 @@ def one_number(current_logprobs, **rest):
 
 def neutral(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """No mistake: the correction `none`."""
-    no = torch.zeros_like(advantages, dtype=torch.bool)
-    return Correction(weights=torch.ones_like(advantages), masked=no)
+    none = torch.zeros_like(advantages, dtype=torch.bool)
+    return Correction(weights=torch.ones_like(advantages), masked=none)
 
 
 def inverted(current_logprobs, **rest):

@@ -23,19 +23,10 @@ from slipstream.tools.terminal.options import as_arguments, options_of
 from tests.tools.cli.verbs import Output, slipstream
 
 REPOSITORY = Path(__file__).parents[3]
-OPERANDS = {
-    "init env": ["mine"],
-    "init agent": ["mine"],
-    "init data": ["mine"],
-    "launch": ["ray"],
-    "replay show": ["1"],
-    "replay quarantine": ["1", "--reason=damaged"],
-    "replay requeue": ["1", "2"],
-    "replay export": ["rows.jsonl"],
-    "collect": ["rows.jsonl"],
-    "data": ["rows.jsonl"],
-    "serve rewards": ["folder"],
-}
+OPERANDS = dict.fromkeys(("init env", "init agent", "init data"), "mine")
+OPERANDS |= dict.fromkeys(("replay export", "collect", "data"), "rows.jsonl")
+OPERANDS |= {"replay show": "1", "replay quarantine": "1 --reason=damaged", "replay requeue": "1 2"}
+OPERANDS |= {"launch": "ray", "serve rewards": "folder"}
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -121,22 +112,18 @@ def test_each_suggestion_exists() -> None:
     assert {verb for verb in suggestion.VERBS.values() if "--" not in verb} <= verbs
 
 
-LOOK_AT_A_RUN = [verb for verb in VERBS if VERBS[verb].joins or VERBS[verb].of_runs]
-
-
-@pytest.mark.parametrize("verb", [verb for verb in LOOK_AT_A_RUN if not VERBS[verb].of_runs])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if VERBS[verb].joins and not VERBS[verb].of_runs])
 def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, printed: Output, refused: Output) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path}}}\nlearner: {{steps: 77}}\n")
-    root, words = f"run.root={tmp_path}", [*verb.split(), *OPERANDS.get(verb, [])]
+    root, words = f"run.root={tmp_path}", [*verb.split(), *OPERANDS.get(verb, "").split()]
     for about in ([*words, "mine", root], [*words, str(folder)], [*words, "run.name=mine", root]):
         said = printed(*about, "--print-config")
         assert "steps: 77" in said and "name: mine" in said and f"root: {tmp_path}" in said
     if "path" in VERBS[verb].arguments:
-        assert "steps: 77" in printed(
-            *verb.split(), "env.options.train=a.jsonl", "mine", "rows.jsonl", root, "--print-config"
-        )
+        among = ["env.options.train=a.jsonl", "mine", "rows.jsonl", root]
+        assert "steps: 77" in printed(*verb.split(), *among, "--print-config")
     assert f"slipstream {verb}: no run 'yours' under {tmp_path}/; existing runs: mine" in refused(*words, "yours", root)
     assert "name: yours" in printed(*words, "yours", root, "redis.url=redis://elsewhere", "--print-config")
     assert "give the name of one run" in refused(*words, "mine", "other", root)
@@ -188,7 +175,7 @@ def test_every_option_of_every_verb_has_a_description() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> None:
-    run = called(parsed([*verb.split(), *OPERANDS.get(verb, [])]))
+    run = called(parsed([*verb.split(), *OPERANDS.get(verb, "").split()]))
     assert isinstance(run, functools.partial)
     options = list(inspect.signature(run.func).parameters)[1:]
     assert sorted(run.keywords) == sorted(options)
@@ -203,7 +190,7 @@ def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> N
     ],
 )
 def test_the_own_options_of_a_verb_are_written_as_they_are_read(verb: str, given: object) -> None:
-    arguments = parsed([*verb.split(), *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
+    arguments = parsed([*verb.split(), *OPERANDS.get(verb, "").split(), *as_arguments(given), "run.name=x"])
     assert options_of(type(given), arguments) == given
     assert arguments.settings == ["run.name=x"]
 
@@ -269,9 +256,8 @@ def test_a_run_is_tracked_by_the_packages_that_are_there_and_no_others(
 
 def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, printed: Output, refused: Output) -> None:
     with start_server(tmp_path / "mine" / "redis") as server:
-        (tmp_path / "mine" / "config.yaml").write_text(
-            f"run: {{name: mine, root: {tmp_path}}}\nredis: {{url: '{server.url}'}}\nlearner: {{steps: 77}}\n"
-        )
+        text = f"run: {{name: mine, root: {tmp_path}}}\nredis: {{url: '{server.url}'}}\nlearner: {{steps: 77}}\n"
+        (tmp_path / "mine" / "config.yaml").write_text(text)
         here = ["run.name=mine", f"run.root={tmp_path}"]
         assert "steps: 77" in printed("top", *here, "--print-config")
         # It reaches the server, which wants a password, and finds no run there yet.
@@ -286,10 +272,9 @@ def test_what_an_interrupted_pip_leaves_is_no_package(tmp_path: Path, monkeypatc
 
 def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answer() -> None:
     refused = slipstream("doctor", "redis.url=redis://127.0.0.1:1")
-    assert refused.returncode == 1
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert "redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in refused.stdout
     assert "packages: all installed" in refused.stdout
-    assert "Traceback" not in refused.stderr
 
 
 def test_after_a_death_at_the_start_only_what_is_missing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,48 +19,22 @@ from tests.processes import Done, python
 
 TOKENS = 64
 VOCAB_SIZE = 200
-DENSE = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": TOKENS,
-    "tie_word_embeddings": False,
-}
-EXPERTS = DENSE | {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts": 8,  # split over ranks like every first dimension: more ranks than experts would be idle
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "tie_word_embeddings": True,
-}
-STATES = DENSE | {
-    "model_type": "qwen3_5_text",
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-}
-SINKS = DENSE | {
-    "model_type": "gpt_oss",
-    "architectures": ["GptOssForCausalLM"],
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
+SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+DENSE: dict[str, Any] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]} | SIZES | HEADS
+DENSE |= {"max_position_embeddings": TOKENS, "tie_word_embeddings": False}
+EXPERTS = DENSE | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "tie_word_embeddings": True}
+# Split over ranks like every first dimension: more ranks than experts would be idle.
+EXPERTS |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+STATES = DENSE | {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
+STATES |= {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
+STATES |= {"linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+STATES |= {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}}
+SINKS = DENSE | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rope_parameters": ROPE}
+SINKS |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+SINKS |= {"num_local_experts": 8, "num_experts_per_tok": 2}
 TOGETHER = {"learner": {"ranks": 8, "context_ranks": 4}}
 LONG = DENSE | {"max_position_embeddings": 32768}
 LORA = {"model": {"lora": {"rank": 8}}}

@@ -21,21 +21,10 @@ from slipstream.tools.plan.measured_step import MeasuredStep
 from tests.tools.plan.test_fake_gpu import run_steps
 
 # The config.json of Qwen2.5-1.5B, as published.
-QWEN: dict[str, Any] = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 1_000_000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-}
+QWEN: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+QWEN |= {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936}
+QWEN |= {"num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 131_072}
+QWEN |= {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 MAX_TOKENS = 8192
 # In bytes, by the tokens of a micro-batch. A fake GPU needs PyTorch's build for CPUs, and a GPU the one for CUDA.
 PLANNED = {8192: 31_732_979_490, 32_768: 37_085_962_628}
@@ -80,20 +69,14 @@ def test_a_step_on_a_gpu_takes_the_memory_that_the_plan_gives(tmp_path: Path, gp
     model = load_model(tmp_path, ranks=ranks, settings=ModelSettings.of(config))
     optimizer = make_optimizer(model, config=config.optim)
     schedule = make_schedule(optimizer, config=config.optim, num_steps=1000)
+    models = StepModels(policy=model, optimizer=optimizer, schedule=schedule)
+    settings = StepSettings(objective=OBJECTIVE, max_lag=config.replay.max_lag, max_grad_norm=1.0)
     for num_tokens, planned in PLANNED.items():
         config.learner.micro_batch_tokens = num_tokens
         packs = [full_pack(config) for _ in range(2)]  # as the plan has
         for _ in range(2):  # the first has no moments yet
             torch.cuda.reset_peak_memory_stats()
-            metrics = train_step(
-                StepModels(policy=model, optimizer=optimizer, schedule=schedule),
-                StepBatch(
-                    micro_batches=packs,
-                    num_loss_tokens=sum(len(packed.loss_positions) for packed in packs),
-                    num_trajectories=len(packs[0].lengths),
-                ),
-                settings=StepSettings(objective=OBJECTIVE, max_lag=config.replay.max_lag, max_grad_norm=1.0),
-                ranks=ranks,
-            )
-            assert not metrics.skipped
+            count = sum(len(packed.loss_positions) for packed in packs)
+            batch = StepBatch(micro_batches=packs, num_loss_tokens=count, num_trajectories=len(packs[0].lengths))
+            assert not train_step(models, batch, settings=settings, ranks=ranks).skipped
         assert torch.cuda.max_memory_allocated() - before == pytest.approx(planned, rel=0.1)

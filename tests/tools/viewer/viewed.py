@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,15 +47,11 @@ def make_viewed_run(root: Path, *, name: str = "seen", heard: str = "red small")
 def tokens_of(trajectory: Trajectory) -> StepTokens:
     """The first token was clipped, the last left out; the ratio of the others is 1.25, and every advantage 0.5."""
     count = int(trajectory.loss_mask_array().sum())
+    place: dict[str, Any] = {"group_id": trajectory.group_id, "member": trajectory.member, "first": 0}
+    advantages = np.full(count, 0.5, np.float16).tobytes()
+    ratios = np.array([2.0, *[1.25] * (count - 2), 0.5], np.float16).tobytes()
     fates = bytes([CLIPPED, *[TRAINED] * (count - 2), LEFT_OUT])
-    sequence = SequenceTokens(
-        group_id=trajectory.group_id,
-        member=trajectory.member,
-        first=0,
-        advantages=np.full(count, 0.5, np.float16).tobytes(),
-        ratios=np.array([2.0, *[1.25] * (count - 2), 0.5], np.float16).tobytes(),
-        fates=fates,
-    )
+    sequence = SequenceTokens(**place, advantages=advantages, ratios=ratios, fates=fates)
     return StepTokens(policy_version=8, sequences=[sequence])
 
 
@@ -70,18 +67,10 @@ def group_of(group_id: int, run_id: str, *, heard: str) -> Group:
 
 def _member(group_id: int, member: int, run_id: str, *, heard: str) -> Trajectory:
     """Two turns; the last two tokens were sampled by version 7, those before by version 3."""
-    trajectory = spoken(
-        byte_tokenizer(CHATML),
-        (ASK,),
-        (f"click[{member}] ü{END}", (Message("user", heard),)),
-        (f"buy{END}", ()),
-        group_id=group_id,
-        member=member,
-        run_id=run_id,
-        reward=float(member),
-        actor=f"actor {heard}",
-        policy_version=3,
-    )
+    names: dict[str, Any] = {"group_id": group_id, "member": member, "run_id": run_id, "actor": f"actor {heard}"}
+    exchanges = (f"click[{member}] ü{END}", (Message("user", heard),)), (f"buy{END}", ())
+    tokenizer = byte_tokenizer(CHATML)
+    trajectory = spoken(tokenizer, (ASK,), *exchanges, **names, reward=float(member), policy_version=3)
     *first, last = trajectory.version_spans
     new = VersionSpan(start=last.stop - 2, stop=last.stop, policy_version=7)
     spans = [*first, msgspec.structs.replace(last, stop=last.stop - 2), new]
