@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.replay.server.redis_server import Server
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.processes import REPOSITORY, Run, customized
+from tests.processes import PLAYED_BY_OTHERS, REPOSITORY, Run, customized
 from tests.tools.run.tiny_model import save_tiny_model
 
 SCRIPTS = "docs.examples.foreign"
@@ -33,11 +33,9 @@ KINDS: dict[str, dict[str, Any]] = {  # what foreign.yaml and verifiers_sums.yam
     },
     "verifiers": {"options": {"python": str(VERIFIERS), "config": SUMS}},
 }
-SETTINGS = (
-    *("model.max_tokens=8192", "learner.micro_batch_tokens=8192", "sampling.max_turn_tokens=96", "env.max_turns=8"),
-    *("learner.steps=1", "replay.groups_per_step=5", "replay.target_lag=0", "replay.max_lag=0"),
-    *("run.seed=1", "objective.guard=false", "objective.max_negative_kl=0"),  # with this seed each kind has a group
-)
+SETTINGS = ["model.max_tokens=8192", "learner.micro_batch_tokens=8192", "sampling.max_turn_tokens=96"]
+SETTINGS += ["env.max_turns=8", "learner.steps=1", "replay.groups_per_step=5", "replay.target_lag=0"]
+SETTINGS += ["replay.max_lag=0", *PLAYED_BY_OTHERS, "run.seed=1"]  # with this seed each kind has a group
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_all_verbs_fit_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
+def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads_and_its_own_options(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -67,6 +67,8 @@ def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
     about = shown(capsys, *words, "--help")
     assert max(map(len, about.splitlines())) <= 80
     assert [path for path in key_paths() if f"{path} = " in about] == []
+    has_options_of_a_fit = "pairs of conversations, in one optimizer step (default: 32)" in " ".join(about.split())
+    assert has_options_of_a_fit is (words[0] == "fit")
     if not sections:
         return
     listed = re.findall(r"^  ([a-z0-9_.]+) = ", shown(capsys, *words, "--help", "all"), re.MULTILINE)
@@ -193,13 +195,6 @@ def test_the_own_options_of_a_verb_are_written_as_they_are_read(verb: str, given
     arguments = parsed([*verb.split(), *OPERANDS.get(verb, "").split(), *as_arguments(given), "run.name=x"])
     assert options_of(type(given), arguments) == given
     assert arguments.settings == ["run.name=x"]
-
-
-def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in VERBS:
-        said = " ".join(shown(capsys, *verb.split(), "--help").split())
-        has_it = "pairs of conversations, in one optimizer step (default: 32)" in said
-        assert has_it is (verb.split()[0] == "fit")
 
 
 def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, printed: Output) -> None:

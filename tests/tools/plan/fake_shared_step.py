@@ -18,13 +18,12 @@ from slipstream.tools.plan.full_pack import made_sequence
 
 def shared_pack(config: Config) -> Packed:
     packs: list[Packed] = []
+    most = config.learner.micro_batch_tokens
     for number in range(2, 1000):
         siblings = [made_sequence(config.model.max_tokens, config) for _ in range(number)]
         for place, each in enumerate(siblings):
             each.tokens[len(each.tokens) * 3 // 4 :] = np.int32(place)
-        found = micro_batches(
-            siblings, max_tokens=config.learner.micro_batch_tokens, num_ranks=1, rank=0, share_prefixes=True
-        )
+        found = micro_batches(siblings, max_tokens=most, num_ranks=1, rank=0, share_prefixes=True)
         if len(found) > 1:
             break
         packs = found

@@ -178,9 +178,7 @@ def test_what_does_not_fit_is_named_with_what_to_change() -> None:
     assert "a rank of the learner needs 80.0 GiB of 80.0 GiB" in problem
     for advice in ("activation_checkpointing=true", "micro_batch_tokens to 8192", "ranks above 1", "cpu_offload=true"):
         assert advice in problem
-    (problem,) = found(
-        settings("learner.micro_batch_tokens=8192", "learner.ranks=2"), large
-    )  # no shorter one is possible
+    (problem,) = found(settings("learner.micro_batch_tokens=8192", "learner.ranks=2"), large)  # none can be shorter
     assert "divide each sequence over more ranks: learner.context_ranks=2" in problem
     (problem,) = found(settings("actors.kv_cache_bytes=17179869184"), split=SHARED)  # 44 + 39 of 80
     assert "set actors.kv_cache_bytes=13958643712" in problem

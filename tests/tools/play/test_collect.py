@@ -92,11 +92,9 @@ def searching(search: str, *, budget: int) -> dict[str, Any]:
 def setup_of(
     config: Config, script: Script, folder: Path, *, tokenizer: PreTrainedTokenizerBase = TOKENIZER
 ) -> EpisodeSetup:
-    tokenizer.save_pretrained(folder / "tokenizer")
+    tokenizer.save_pretrained(saved := folder / "tokenizer")
     engine = Varied(script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=config.model.max_tokens)
-    return make_setup(
-        engine, name="collect", run=config, actors=config.actors, tokenizer=load_tokenizer(folder / "tokenizer")
-    )
+    return make_setup(engine, name="collect", run=config, actors=config.actors, tokenizer=load_tokenizer(saved))
 
 
 def rows_of(config: Config, script: Script, folder: Path, *, code: int = 0, **chosen: Any) -> list[dict[str, Any]]:
@@ -303,8 +301,7 @@ def test_where_no_episode_ended_the_best_state_is_played_out(search: str, tmp_pa
 
 @pytest.mark.parametrize("template", [CHATML, FORGETS_THOUGHTS], ids=["history stands", "history is rewritten"])
 @pytest.mark.parametrize(
-    ("limit", "stop_reason"),
-    [("env.max_turns=9", StopReason.DONE), ("model.max_tokens=160", StopReason.MAX_TOKENS)],
+    ("limit", "stop_reason"), [("env.max_turns=9", StopReason.DONE), ("model.max_tokens=160", StopReason.MAX_TOKENS)]
 )
 async def test_an_episode_in_stretches_is_the_uninterrupted_one(
     limit: str, stop_reason: StopReason, template: str, tmp_path: Path
@@ -330,8 +327,7 @@ def test_episodes_whose_environment_failed_are_left_out_and_reported(
     for search in SEARCHES:
         rows = rows_of(config, guessing, tmp_path, **searching(search, budget=12))
         assert {row["group_id"] for row in rows} == {0, 3}
-        said = capsys.readouterr().err
-        assert " episodes are left out: environment, engine or reward model failed" in said
+        assert " episodes are left out: environment, engine or reward model failed" in capsys.readouterr().err
         failed = "BreaksDown/train/1 member 0 failed and is left out: env_failure: RuntimeError: the database is gone"
         assert failed in caplog.text
         assert "env_failure: RuntimeError: the disk is full" in caplog.text
@@ -424,9 +420,8 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, refused: Ou
 
 def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, printed: Output) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").write_text(
-        f"run: {{name: mine, root: {tmp_path}}}\nenv: {{max_turns: 7}}\nmodel: {{path: /began/with}}\n"
-    )
+    text = f"run: {{name: mine, root: {tmp_path}}}\nenv: {{max_turns: 7}}\nmodel: {{path: /began/with}}\n"
+    (tmp_path / "mine" / "config.yaml").write_text(text)
     said = printed("collect", "rows.jsonl", "run.name=mine", f"run.root={tmp_path}", "--print-config")
     assert "max_turns: 7" in said and "path: ''" in said
 

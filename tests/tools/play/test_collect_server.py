@@ -93,8 +93,7 @@ def test_each_row_has_its_thoughts_and_the_server_gets_none(tmp_path: Path, serv
         assert all(each.startswith("<think>\nrequest ") and each.endswith("</think>\n\ngo north") for each in said)
     later = max(server.requests, key=lambda request: len(request["messages"]))
     assert later["model"] == "thinker" and later["temperature"] == 1.0
-    roles = [each["role"] for each in later["messages"]]
-    assert roles == ["user", "assistant", "user", "assistant", "user"]
+    assert [each["role"] for each in later["messages"]] == ["user", "assistant", "user", "assistant", "user"]
     assert [each["content"] for each in later["messages"] if each["role"] == "assistant"] == ["go north", "go north"]
     assert later["messages"][0] in [row["messages"][0] for row in rows]
     assert not (tmp_path / "rows.jsonl.journal").exists()
@@ -260,11 +259,9 @@ def test_a_format_to_compare_that_a_server_cannot_be_asked_for_is_refused_before
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    "overrides", [["model.context=window"], ["env.action_format=tools", "model.tool_parser=hermes"]]
-)
-def test_what_a_server_cannot_be_asked_is_refused(tmp_path: Path, model: Path, overrides: list[str]) -> None:
-    config = load_config(None, [*settings(model), "warm_start.episodes=0", *overrides])
+@pytest.mark.parametrize("overrides", ["model.context=window", "env.action_format=tools model.tool_parser=hermes"])
+def test_what_a_server_cannot_be_asked_is_refused(tmp_path: Path, model: Path, overrides: str) -> None:
+    config = load_config(None, [*settings(model), "warm_start.episodes=0", *overrides.split()])
     complaint = r"`--server` needs another env\.action_format than tools, and model\.context"
     with pytest.raises(ConfigError, match=complaint):
         collect(config, path=tmp_path / "rows.jsonl", force=False, options=CollectOptions(server="server.yaml"))
