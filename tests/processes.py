@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -43,6 +43,12 @@ GUESS += ["actors.max_episodes=8", "optim.lr=1e-3", "eval.num_tasks=0"]
 PLAYED_BY_OTHERS = ["objective.guard=false", "objective.max_negative_kl=0"]
 
 
+def started(command: list[str], output: IO[bytes], **more: Any) -> "subprocess.Popen[bytes]":
+    """Start a program that reads nothing, writes all to `output`, and ends when this process does."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    return subprocess.Popen(command, **streams, preexec_fn=partial(die_with_parent, os.getpid()), **more)
+
+
 def python(*arguments: str, cwd: Path = REPOSITORY, timeout_s: float = DEADLINE_S, **variables: str) -> Done:
     """Run `python ARGUMENTS` to its end, as from a terminal that knows no password, with these variables beside."""
     here = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
@@ -60,17 +66,9 @@ class Process:
         self._log = log
         self._is_to_end = False
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=REPOSITORY,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-                start_new_session=True,  # Ctrl-C is for pytest, whose exit ends them
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        with log.open("ab") as output:  # a session of its own: Ctrl-C is for pytest, whose exit ends them
+            self._popen = started(command, output, cwd=REPOSITORY, env=environment, start_new_session=True)
 
     @property
     def pid(self) -> int:

@@ -3,19 +3,16 @@
 import importlib
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import IO
 
 import torch
 
-from slipstream.common.process.shutdown import die_with_parent
 from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
-from tests.processes import POLL_S, REPOSITORY
+from tests.processes import POLL_S, REPOSITORY, started
 
 TIMEOUT_S = 300.0  # of a collective
 
@@ -30,15 +27,9 @@ class SeveralRanks:
         place = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = ["-m", "tests.several_ranks", function.__module__, function.__name__, *map(str, arguments)]
         self._outputs: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(num_ranks)]  # noqa: SIM115 - see `wait`
+        here = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
         self._processes = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                cwd=REPOSITORY,
-                env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                stdout=output,
-                stderr=output,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            started([sys.executable, *command], output, cwd=REPOSITORY, env={**here, "RANK": str(rank)})
             for rank, output in enumerate(self._outputs)
         ]
 

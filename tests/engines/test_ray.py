@@ -55,8 +55,8 @@ def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
         ray.init(cluster.address, namespace=NAMESPACE)
         assert set(ray.util.list_named_actors()) == {f"{run_id}/{name}" for name in ("learner", "actors-0", "actors-1")}
 
-        first = nodes_of(run)
-        assert learners_node(run) not in first
+        first, (of_learner,) = nodes_of(run), run.dir.path.glob("logs/ray-learner-*.log")
+        assert of_learner.stem.removeprefix("ray-learner-") not in first
         removed = next(node for node in cluster.worker_nodes if node.node_id[:8] in first)
         before = run.last_step()
         cluster.remove_node(removed, allow_graceful=False)
@@ -90,8 +90,3 @@ def nodes_of(run: Run) -> set[str]:
     """The first letters of the ids of the nodes whose actors are alive."""
     names, logs = {member.name for member in run.fleet.members()}, run.dir.path.glob("logs/ray-actors-*.log")
     return {log.stem.rpartition("-")[2] for log in logs if any(name + ":" in log.read_text() for name in names)}
-
-
-def learners_node(run: Run) -> str:
-    (log,) = run.dir.path.glob("logs/ray-learner-*.log")
-    return log.stem.removeprefix("ray-learner-")

@@ -22,9 +22,8 @@ from typing import Self
 import psutil
 import pytest
 
-from slipstream.common.process.shutdown import die_with_parent
 from tests.link import Link
-from tests.processes import REPOSITORY
+from tests.processes import REPOSITORY, started
 from tests.whole.lossy_line import FAR, NEAR, TUN, LossyLine, hand_over
 
 POLL_S = 0.05
@@ -83,13 +82,7 @@ class BareHost:
         given = [word for name, value in {**variables, **self._variables}.items() for word in ("--setenv", name, value)]
         inside = [sys.executable, "-m", "tests.whole.bare_host", address, "/tmp/links", *command]
         with (self._folder / "output").open("ab") as output:
-            return subprocess.Popen(
-                [*sandbox, *files, *given, *inside],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            return started([*sandbox, *files, *given, *inside], output)
 
     def preempt(self) -> None:
         """Send SIGTERM to its command, as a cloud's agent does."""

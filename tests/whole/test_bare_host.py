@@ -41,12 +41,11 @@ def scripted(command: str, name: str) -> str:
 class Hosts:
     """A run and its hosts, each of which can reach the run's Redis and its publisher, and nothing else."""
 
-    def __init__(self, run: Run, server: Server, root: Path) -> None:
+    def __init__(self, run: Run, server: Server, root: Path, stack: ExitStack) -> None:
+        """`stack` ends the hosts."""
         self.run = run
         self.all: list[BareHost] = []
-        self._server = server
-        self._root = root
-        self._stack = ExitStack()
+        self._server, self._root, self._stack = server, root, stack
 
     def add(self, name: str) -> BareHost:
         variables = {PASSWORD_VARIABLE: self._server.password, MARK: self.run.name}
@@ -59,20 +58,13 @@ class Hosts:
             host.link(port)
         return host
 
-    def close(self) -> None:
-        self._stack.close()
-
 
 @contextmanager
 def running(server: Server, run_id: str, root: Path, *settings: str) -> Iterator[Hosts]:
-    with Run(run_id, root=root / "runs", server=server, settings=[*SETTINGS, *settings]) as run:
+    with Run(run_id, root=root / "runs", server=server, settings=[*SETTINGS, *settings]) as run, ExitStack() as stack:
         run.start_learner()
         run.wait_until(lambda: run.published_version() >= 0, "the first version")
-        hosts = Hosts(run, server, root)
-        try:
-            yield hosts
-        finally:
-            hosts.close()
+        yield Hosts(run, server, root, stack)
 
 
 def makes_steps(run: Run, host: BareHost) -> None:
@@ -96,10 +88,6 @@ def is_cut_off(run: Run, host: BareHost) -> None:
     host.line.is_cut = False
 
 
-def books_balance(run: Run) -> None:
-    assert run.audit() == [] and run.ledger().balanced
-
-
 @pytest.mark.timeout(900)
 def test_a_host_that_shares_nothing_joins_by_the_printed_command_and_is_replaced(
     redis_server: Server, run_id: str, tmp_path: Path
@@ -121,7 +109,7 @@ def test_a_host_that_shares_nothing_joins_by_the_printed_command_and_is_replaced
         assert first.wait(60) == EXIT_PREEMPTED, first.said()
         assert [member.name for member in run.fleet.members()] == ["second"]
         makes_steps(run, second)
-        books_balance(run)
+        assert run.audit() == [] and run.ledger().balanced
 
         files = run.fleet.run_facts().model_files
         assert {SHAPES, "config.json", "tokenizer.json"} <= {file.name for file in files}
@@ -170,7 +158,7 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
             start(NUM_HOSTS + number)
         run.wait_until(lambda: len(serving()) == NUM_HOSTS, "ten others play", deadline_s=900)
         makes_steps(run, playing[0])
-        books_balance(run)
+        assert run.audit() == [] and run.ledger().balanced
         report(run)
 
 

@@ -139,15 +139,11 @@ def test_each_rank_has_its_part_of_the_weights(steps: dict[str, MeasuredStep]) -
         architecture, settings, num_ranks = STEPS[name]
         if settings is not LORA and not name.startswith("offloaded"):
             part = 4 * step.num_parameters / num_ranks
+            buffer_bytes = 2 * 4 * architecture["head_dim"] // 2  # twice the rotation's inverse frequencies, on each
             # FSDP splits the first dimension: what it does not divide goes to the first ranks, of which this is one.
-            assert step.trained_bytes == step.weights_bytes - buffer_bytes_of(architecture), name
+            assert step.trained_bytes == step.weights_bytes - buffer_bytes, name
             assert part <= step.trained_bytes <= 1.5 * part, name
             assert 0 <= step.published_bytes - 2 * step.num_parameters < 10 * ALIGN_BYTES, name  # of short tensors
-
-
-def buffer_bytes_of(architecture: Mapping[str, Any]) -> int:
-    """The inverse frequencies of the rotation, twice; they are on every rank."""
-    return 2 * 4 * int(architecture["head_dim"]) // 2
 
 
 def test_only_adapters_are_trained_and_published(steps: dict[str, MeasuredStep]) -> None:

@@ -89,17 +89,13 @@ def rows(root: Path, config: Config) -> list[dict[str, Any]]:
     return collected(stage_on(config, root), config, root / "rows.jsonl", completions=8)
 
 
-def said_right(row: dict[str, Any]) -> list[bool]:
-    wanted = row["messages"][0]["content"].split()[-1]
-    return [message["content"] == wanted for message in row["messages"] if message["role"] == "assistant"]
-
-
 def test_a_label_is_the_share_of_completions_that_succeed(rows: list[dict[str, Any]]) -> None:
     """A guess is right one time in four, and two of three must be: after one right guess 7/16, after none 1/16."""
     assert len(rows) == 120 and {len(row["turn_labels"]) for row in rows} == {TURNS}
     by_first: dict[bool, list[float]] = {True: [], False: []}
     for row in rows:
-        right = said_right(row)
+        wanted = row["messages"][0]["content"].split()[-1]
+        right = [message["content"] == wanted for message in row["messages"] if message["role"] == "assistant"]
         first, second, last = row["turn_labels"]
         assert {label * 8 % 1 for label in row["turn_labels"]} == {0}
         assert last == float(row["success"]) == float(sum(right) >= 2)
