@@ -19,13 +19,9 @@ from tests.replay.run.test_replay_archive import group
 from tests.tools.cli.verbs import Output
 from tests.tools.see.test_runs import SUMMARY, make_run
 
-GROUPS = {b"opened": b"40", b"trained": b"30", b"dropped:zero_variance": b"10"}
-TRAJECTORIES = {b"inserted": b"80", b"trained": b"60", b"dropped:zero_variance": b"20"}
-LEDGER = ledger_of(
-    GROUPS
-    | {b"trajectories:" + name: number for name, number in TRAJECTORIES.items()}
-    | {b"expired_leases": b"3", b"failed:env_failure": b"2", b"redone_members": b"2"}
-)
+COUNTS = {b"opened": b"40", b"trained": b"30", b"dropped:zero_variance": b"10", b"trajectories:inserted": b"80"}
+COUNTS |= {b"trajectories:trained": b"60", b"trajectories:dropped:zero_variance": b"20"}
+LEDGER = ledger_of(COUNTS | {b"expired_leases": b"3", b"failed:env_failure": b"2", b"redone_members": b"2"})
 DEEP = "[" * 100_000
 
 
@@ -119,10 +115,6 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     assert {"one: all episodes", "two: all episodes", "two: held-out, sampled"} <= set(names)
 
 
-def append(path: Path, text: str) -> None:
-    path.write_text(path.read_text() + text)
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
@@ -169,7 +161,8 @@ ODD = [
 @pytest.mark.parametrize("line", ODD)
 def test_odd_numbers_in_the_metrics_end_no_report(tmp_path: Path, line: str) -> None:
     run_dir = make_whole_run(tmp_path, "one")
-    append(run_dir.metrics, line)
+    with run_dir.metrics.open("a") as file:
+        file.write(line)
     text = reported(run_dir)
     assert "nan" not in text and "leases that expired" in text
     for figure in drawn(text).values():

@@ -304,7 +304,7 @@ def test_an_episode_without_values_is_left_out(
     assert (sampled["num_episodes"], greedy["num_episodes"]) == (32, 20)
 
 
-def test_what_cannot_be_asked_is_refused_by_name(config: Config) -> None:
+def test_what_cannot_be_asked_is_refused_by_name() -> None:
     for settings, complaint in (
         ({"part": "reward_model"}, "missing a required argument: 'url'"),
         ({"part": "reward_model", "url": "runs/x"}, "`env.rewards.x`: the address must be like http://HOST:PORT"),

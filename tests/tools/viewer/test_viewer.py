@@ -235,7 +235,7 @@ def ask(pages: ArchivePages, path: str, **headers: str) -> tuple[int, Any]:
     return status, json.loads(text)
 
 
-def test_the_server_answers_pages_searches_and_errors_as_json(pages: ArchivePages, run_dir: RunDir) -> None:
+def test_the_server_answers_pages_searches_and_errors_as_json(pages: ArchivePages) -> None:
     assert ask(pages, "/api/steps/6/groups/1") == (200, pages.page("steps/6/groups/1"))
     assert ask(pages, "/api/search?text=buy&before=7")[1]["hits"][0]["step"] == 6
     assert ask(pages, "/api/steps/8")[0] == 404 and "has no step 8" in ask(pages, "/api/steps/8")[1]["error"]
