@@ -64,7 +64,7 @@ def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engine_process() -> None:
-    apart = ["slipstream.learner.publisher.weight_server", "slipstream.learner.loop"]  # which samples in its process
+    apart = ["slipstream.learner.publisher.weight_server", "slipstream.learner.loop"]  # the latter samples itself
     of_engine = ("vllm_start", "staged_transfer", "reload", "kept_shadow", "serve_engine", "vllm_parsers")
     apart += [f"slipstream.actors.engine.{name}" for name in of_engine]
     import_without("vllm", [name for name in modules_of("learner") + modules_of("actors") if name not in apart])

@@ -1,6 +1,7 @@
-"""Verbs in this process: one that succeeds, and one that refuses what it was given."""
+"""Verbs in this process: one that succeeds, one that refuses what it was given, and one that is interrupted."""
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -18,6 +19,14 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Output:
 def refused(capsys: pytest.CaptureFixture[str]) -> Output:
     """Runs a command that must end with code 2; returns its complaint."""
     return lambda *words: _run(words, capsys, code=2)[1]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """It interrupts, also where these tests were started in the background, which hears none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _run(words: Sequence[str], capsys: pytest.CaptureFixture[str], *, code: int) -> tuple[str, str]:

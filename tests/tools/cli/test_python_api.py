@@ -168,6 +168,7 @@ sleep 60 & wait $!; wait $!
 """
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("begins", "said"),
     [("1", "`slipstream up --resume mine run.root={root}` continues the run"), ("", "before the run")],
@@ -176,9 +177,9 @@ def test_an_interrupt_that_only_the_caller_gets_ends_the_run_in_order(
     begins: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a Jupyter kernel is interrupted: the run is in a process group of its own."""
-    (python := tmp_path / "python").write_text(UP)
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+    (stand_in := tmp_path / "python").write_text(UP)
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
     monkeypatch.setenv("SLIPSTREAM_TEST_BEGINS", begins)
     log = tmp_path / "mine" / "logs" / "up.log"
 
@@ -187,12 +188,10 @@ def test_an_interrupt_that_only_the_caller_gets_ends_the_run_in_order(
             time.sleep(POLL_S)
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     (asking := threading.Thread(target=interrupt, daemon=True)).start()
     with pytest.raises(KeyboardInterrupt, match=re.escape(said.format(root=tmp_path))):
         slipstream.train(name="mine", **{"run.root": str(tmp_path)})
     asking.join()
-    signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().out == "step 1\na checkpoint is written\n"
 
 

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -347,14 +346,6 @@ def stopping(*, after: int, how: Any = lambda: signal.raise_signal(signal.SIGINT
         return guessing(tokens, seed)
 
     return write
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """It interrupts, also where these tests were started in the background, which hears none."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("ctrl_c")
