@@ -87,16 +87,30 @@ def a_digit_changed(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "flipped": flipped,
-    "a digit changed": a_digit_changed,
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "empty": lambda path: path.write_bytes(b""),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a dangling link": lambda path: (path.unlink(), path.symlink_to("/nowhere/at/all")),
-    "missing": lambda path: path.unlink(),
-}
-IN_CI = ("a digit changed", "truncated", "missing")
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/nowhere/at/all")
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = [flipped, a_digit_changed, truncated, empty, a_folder, a_dangling_link, missing]
+IN_CI = (a_digit_changed, truncated, missing)
 
 
 def test_a_run_whose_newest_checkpoint_is_lost_continues_from_an_older_one_with_a_balanced_ledger(
@@ -119,7 +133,7 @@ def test_a_run_whose_newest_checkpoint_is_lost_continues_from_an_older_one_with_
     assert "the checkpoint of step 6 is lost: making steps 3 to 6 again from the archive" in caplog.text
     assert shards(6) == whole
     whole = shards(8)
-    DAMAGES["a folder"](checkpoints / "step_000008" / "manifest.json")
+    a_folder(checkpoints / "step_000008" / "manifest.json")
     (checkpoints / "step_000010").symlink_to(checkpoints / "step_000006")
     finished.go_on(10)
     assert "the checkpoint of step 8 is lost: making steps 7 to 8 again from the archive" in caplog.text
@@ -176,36 +190,38 @@ def files_of(run_dir: RunDir) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "damage", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in DAMAGES]
+    "damage",
+    [pytest.param(each, marks=() if each in IN_CI else pytest.mark.long, id=each.__name__) for each in DAMAGES],
 )
 def test_a_damaged_file_is_mended_or_named_with_the_cure(
-    finished: ARun, right: list[str], damage: str, tmp_path: Path
+    finished: ARun, right: list[str], damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    for number in range(len(list(files_of(finished.dir)))):
+    num_files = len(list(files_of(finished.dir)))
+    for number in range(num_files):
         run_dir = copy_of(finished, tmp_path / str(number))
         path = list(files_of(run_dir))[number]
-        if path == run_dir.config and damage == "a digit changed":
+        if path == run_dir.config and damage is a_digit_changed:
             continue  # it is a person's to change, and another configuration then
-        DAMAGES[damage](path)
+        damage(path)
         try:
-            assert resumed(finished, run_dir) == right, f"{path} is {damage}: other weights, without a word"
+            assert resumed(finished, run_dir) == right, f"{path} is {damage.__name__}: other weights, without a word"
         except ConfigError as error:
             message = str(error)
             assert run_dir.checkpoints not in path.parents, f"there is an older checkpoint, and an archive: {message}"
-            assert path.name in message or str(path.parent) in message, f"{path} is {damage}: {message}"
+            assert path.name in message or str(path.parent) in message, f"{path} is {damage.__name__}: {message}"
             assert len(message) > 40 and (";" in message or "," in message), message
         shutil.rmtree(run_dir.path)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_where_the_checkpoint_and_the_archive_are_both_damaged_the_file_of_the_archive_is_named(
-    finished: ARun, damage: str, tmp_path: Path
+    finished: ARun, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     run_dir = copy_of(finished, tmp_path)
     step = load_tally(run_dir.tally).durable_step
-    DAMAGES["truncated"](run_dir.checkpoints / f"step_{step:06d}" / "manifest.json")
+    truncated(run_dir.checkpoints / f"step_{step:06d}" / "manifest.json")
     (path,) = run_dir.trajectories.glob(f"step_{step:06d}.*")
-    DAMAGES[damage](path)
+    damage(path)
     with pytest.raises(ConfigError, match=f"checkpoint of step {step} is lost, .*step.*{step}.*restore the checkpoint"):
         resumed(finished, run_dir)
 
@@ -227,7 +243,7 @@ def test_what_is_not_a_checkpoint_is_logged_and_ignored(
 def test_a_run_without_any_whole_checkpoint_is_refused(finished: ARun, tmp_path: Path) -> None:
     run_dir = copy_of(finished, tmp_path)
     for path in finished_checkpoints(run_dir.checkpoints):
-        (path / "manifest.json").write_bytes(b"")
+        empty(path / "manifest.json")
     with pytest.raises(ConfigError, match=r"no checkpoint in .* intact: .*manifest.json is damaged.*--replay-archive"):
         resumed(finished, run_dir)
     shutil.rmtree(run_dir.checkpoints)
