@@ -239,74 +239,36 @@ def git(folder: Path, *arguments: str) -> str:
 
 def write_clone(clones: Path) -> dict[str, Any]:
     """A repository with a past, the commit of an instance, its repair and what came later; return the instance."""
-    folder = clones / REPO.replace("/", "__")
-    folder.mkdir(parents=True)
-    git(folder, "init", "-q", "--initial-branch=main")
-    commits = [
-        _commit(folder, files, said)
-        for files, said in (
-            ({"README": "in the beginning\n"}, "past"),
-            (BEFORE, "base"),
-            (REPAIR, "repair"),
-            (REPAIR_TESTS, "tests"),
-            ({"LATER": "and then\n"}, "later"),
-        )
-    ]
-    (folder / "run.sh").touch()  # a clone in which somebody works
-    _, base, repair, tests, _ = commits
-    return {
-        "repo": REPO,
+    commits = {"past": {"README": "in the beginning\n"}, "base": BEFORE, "repair": REPAIR, "tests": REPAIR_TESTS}
+    instance = _instance(clones, REPO, commits | {"later": {"LATER": "and then\n"}}, FAIL_TO_PASS, PASS_TO_PASS)
+    (clones / "acme__fruit/run.sh").touch()  # a clone in which somebody works
+    return instance | {
         "instance_id": "acme__fruit-7",
-        "base_commit": base,
-        "patch": git(folder, "diff", base, repair),
-        "test_patch": git(folder, "diff", repair, tests),
         "problem_statement": "heaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name).",
         "created_at": "2024-01-02T03:04:05Z",
         "version": "1.2",
-        "FAIL_TO_PASS": json.dumps(FAIL_TO_PASS),
-        "PASS_TO_PASS": json.dumps(PASS_TO_PASS),
-        "environment_setup_commit": base,
+        "environment_setup_commit": instance["base_commit"],
     }
 
 
 def write_own(clones: Path, repo: str) -> dict[str, Any]:
     """A repository of the form of Django's or SymPy's; return its instance."""
-    folder = clones / repo.replace("/", "__")
-    folder.mkdir(parents=True)
-    git(folder, "init", "-q", "--initial-branch=main")
     package = repo.partition("/")[0]
     path, tests = OWN_TESTS[repo]
     scales = f"{package}/scales.py"
-    first = RUNNERS[repo] | {f"{package}/__init__.py": "", scales: COUNTING + WRONG, "tests/test_old.py": "old\n"}
-    base, repair, new_tests = (
-        _commit(folder, files, said)
-        for files, said in (
-            (first, "base"),
-            ({scales: COUNTING + RIGHT}, "repair"),
-            ({path: tests, "docs/fruit.txt": "text\n", "tests/test_old.py": None}, "tests"),
-        )
-    )
-    broken, others, _ = OWN_LISTS[repo]
-    return {
-        "repo": repo,
-        "instance_id": f"{folder.name}-1",
-        "base_commit": base,
-        "patch": git(folder, "diff", base, repair),
-        "test_patch": git(folder, "diff", repair, new_tests),
-        "problem_statement": "heaviest() gives the lightest.",
-        "FAIL_TO_PASS": json.dumps(broken),
-        "PASS_TO_PASS": json.dumps(others),
+    commits = {
+        "base": RUNNERS[repo] | {f"{package}/__init__.py": "", scales: COUNTING + WRONG, "tests/test_old.py": "old\n"},
+        "repair": {scales: COUNTING + RIGHT},
+        "tests": {path: tests, "docs/fruit.txt": "text\n", "tests/test_old.py": None},
     }
+    made = _instance(clones, repo, commits, *OWN_LISTS[repo][:2])
+    return made | {"instance_id": f"{package}__{package}-1", "problem_statement": "heaviest() gives the lightest."}
 
 
 def write_environment(environment: Path) -> None:
     """What `pip install -e` of the repository in /testbed leaves, pytest included, on the system's own Python."""
-    version = subprocess.run(
-        ["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    version_program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    version = subprocess.check_output(["/usr/bin/python3", "-c", version_program], text=True).strip()
     packages = environment / "lib" / f"python{version}" / "site-packages"
     packages.mkdir(parents=True)
     (environment / "bin").mkdir()
@@ -325,6 +287,24 @@ def write_environment(environment: Path) -> None:
     shutil.copytree(str(pluggy), packages / Path(str(pluggy)).name)
     # As pip does: the sandbox cannot write there, and would compile pytest in each run.
     subprocess.run(["/usr/bin/python3", "-m", "compileall", "-qq", str(packages)], check=True)
+
+
+def _instance(
+    clones: Path, repo: str, commits: dict[str, dict[str, Any]], broken: list[str], others: list[str]
+) -> dict[str, Any]:
+    """Write a repository with these commits, by their messages; return what its instance has of them."""
+    folder = clones / repo.replace("/", "__")
+    folder.mkdir(parents=True)
+    git(folder, "init", "-q", "--initial-branch=main")
+    made = {said: _commit(folder, files, said) for said, files in commits.items()}
+    return {
+        "repo": repo,
+        "base_commit": made["base"],
+        "patch": git(folder, "diff", made["base"], made["repair"]),
+        "test_patch": git(folder, "diff", made["repair"], made["tests"]),
+        "FAIL_TO_PASS": json.dumps(broken),
+        "PASS_TO_PASS": json.dumps(others),
+    }
 
 
 def _commit(folder: Path, files: dict[str, Any], said: str) -> str:

@@ -107,16 +107,15 @@ def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any])
     assert (end.terminated, end.score, end.rewards) == (True, 1.0, {"solved": 1.0})
 
 
-def test_the_opening_is_the_issue(options: dict[str, Any]) -> None:
-    issue = "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
-    assert said(played(options, [])[0]) == issue
-
-
 @pytest.mark.parametrize("name", ["lists.jsonl", "lists.json", "texts.parquet", "lists.parquet"])
-def test_every_form_of_the_files_is_read(options: dict[str, Any], instance: dict[str, Any], name: str) -> None:
+def test_every_form_of_the_files_is_read_and_the_opening_is_the_issue(
+    options: dict[str, Any], instance: dict[str, Any], name: str
+) -> None:
     lists = {"FAIL_TO_PASS": FAIL_TO_PASS, "PASS_TO_PASS": PASS_TO_PASS}
     chosen = with_instances(options, name, instance | (lists if name.startswith("lists") else {}))
-    assert played(chosen, [DECLARED, REPAIRED, "submit"])[-1].success
+    opening, *_, end = played(chosen, [DECLARED, REPAIRED, "submit"])
+    assert said(opening) == "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
+    assert end.success
 
 
 def test_no_commit_after_or_before_can_be_read(options: dict[str, Any], instance: dict[str, Any], folder: Path) -> None:
@@ -204,24 +203,21 @@ def test_a_command_that_takes_too_long_is_ended_and_what_it_did_is_kept(
     assert said(left) == "1"
 
 
-HIDE = "echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"
-NO_RUN = "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"
+BOTH = [DECLARED, REPAIRED]
+COMMIT = "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"
+HIDE = "bash rm -r tests; ln -s /tmp tests; echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"
+NO_RUN = (
+    "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; "
+    "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"
+)
 EARNS = {
     "half of it": ([DECLARED], 0.0),
     "the other half": ([REPAIRED], 0.0),
-    "both": ([DECLARED, REPAIRED], 1.0),
-    "both, and another test broken": ([DECLARED, REPAIRED, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
-    **{
-        f"both, {beside}": ([DECLARED, REPAIRED, f"bash {command}"], 1.0)
-        for beside, command in (
-            ("committed, without tests", "rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"),
-            ("tests that lead away, and modules that hide others", f"rm -r tests; ln -s /tmp tests; {HIDE}"),
-            (
-                "a folder in the way, and a pytest that is configured to do nothing",
-                f"rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; {NO_RUN}",
-            ),
-        )
-    },
+    "both": (BOTH, 1.0),
+    "both, and another test broken": ([*BOTH, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
+    "both, committed, without tests": ([*BOTH, COMMIT], 1.0),
+    "both, tests that lead away, and modules that hide others": ([*BOTH, HIDE], 1.0),
+    "both, a folder in the way, and a pytest that is configured to do nothing": ([*BOTH, NO_RUN], 1.0),
 }
 
 
@@ -453,15 +449,7 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], ins
     ):
         with pytest.raises(ValueError, match=why):
             make_env("swebench", {**options, **change})
-    for number, change in enumerate(
-        (
-            {"instance_id": "../x"},
-            {"repo": "fruit"},
-            {"base_commit": "--all"},
-            {"FAIL_TO_PASS": "[]"},
-            {"PASS_TO_PASS": "tests/x.py::y"},
-            {"patch": None},
-        )
-    ):
-        with pytest.raises(ValueError, match=f"wrong{number}.jsonl, line 1: "):
-            make_env("swebench", with_instances(options, f"wrong{number}.jsonl", instance | change))
+    wrong = {"instance_id": "../x", "repo": "fruit", "base_commit": "--all", "FAIL_TO_PASS": "[]", "patch": None}
+    for name, value in (wrong | {"PASS_TO_PASS": "tests/x.py::y"}).items():
+        with pytest.raises(ValueError, match=f"wrong-{name}.jsonl, line 1: "):
+            make_env("swebench", with_instances(options, f"wrong-{name}.jsonl", instance | {name: value}))

@@ -173,20 +173,17 @@ GOAL = Goal(
 )
 
 
-def test_the_reward_by_hand() -> None:
+def test_the_reward_by_hand_to_which_an_option_that_nobody_asked_for_adds_nothing() -> None:
     """Two attributes, one nearly and one by the description, two options, one nearly, and the price: of five asked."""
+    dear = product(price=31.0)
     whole = {"color": "dark navy", "size": "10"}
     assert web_reward(product(), GOAL, whole) == 1.0
-    assert web_reward(product(price=31.0), GOAL, whole) == pytest.approx(4 / 5)
+    assert web_reward(dear, GOAL, whole) == pytest.approx(4 / 5)
     assert web_reward(product(), GOAL, {"size": "10"}) == pytest.approx(4 / 5)
     assert web_reward(product(), GOAL, {"size": "10.5", "color": "red"}) == pytest.approx(3 / 5)
-
-
-def test_an_option_that_nobody_asked_for_earns_nothing() -> None:
-    dear = product(price=31.0)
-    chosen = {"color": "dark navy", "size": "10", "material": "vegan leather", "kind": "canvas", "use": "navy"}
-    assert web_reward(dear, GOAL, chosen) == pytest.approx(4 / 5)
-    assert web_reward(dear, GOAL, {"material": "vegan leather", "kind": "canvas"}) == pytest.approx(2 / 5)
+    more = {"material": "vegan leather", "kind": "canvas"}
+    assert web_reward(dear, GOAL, whole | more | {"use": "navy"}) == pytest.approx(4 / 5)
+    assert web_reward(dear, GOAL, more) == pytest.approx(2 / 5)
 
 
 def test_the_type_of_what_was_bought_scales_it() -> None:
