@@ -111,13 +111,10 @@ def test_a_base_is_not_changed_by_what_is_done_over_it(base: Path) -> None:
     assert spoken(base) == before
 
 
-def test_files_without_read_permission_are_kept_too(base: Path) -> None:
+def test_files_without_read_permission_are_kept_and_those_that_cannot_be_kept_are_reported(base: Path) -> None:
     layer = run("mkdir -p d/e; echo 1 > d/e/f; chmod 000 d/e/f d/e d a/x a", base, {}).tree
     assert layer is not None and layer["d/e/f"].content == b"1\n"
     assert run("cat d/e/f a/x", base, layer).output == "1\n1\n"
-
-
-def test_files_that_cannot_be_kept_are_reported(base: Path) -> None:
     done = run("mkdir a/many; cd a/many; touch $(seq 2100)", base, {})
     assert done.tree is None and "the files cannot be kept" in done.output
 

@@ -59,8 +59,6 @@ WAYS: dict[str, Callable[[str], object]] = {
     "a task": _in_a_task,
     "asyncio": _by_asyncio,
 }
-
-
 _LEFT = list["subprocess.Popen[bytes]"]()
 
 

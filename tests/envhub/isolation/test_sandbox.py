@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ import pytest
 
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
-from slipstream.envhub.isolation.sandbox import HOME, Finished, Place, require_sandbox, run_in_sandbox
+from slipstream.envhub.isolation.sandbox import HOME, Finished, Limits, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.step_deadline import StepDeadline
 from tests.envhub.isolation.sandboxed import LIMITS, TREE, run, running
 from tests.waiting import until, wait_until
@@ -54,18 +53,17 @@ def test_names_that_are_no_text_or_too_long_do_no_harm_to_the_next_run() -> None
         assert left is None or run("ls", left).exit_code == 0
 
 
-def test_the_same_command_on_the_same_tree_says_the_same() -> None:
-    commands = "ls -lR --time-style=+%Y; find . | sort; md5sum run.sh; id; hostname; pwd"
-    assert run(commands) == run(commands)
-
-
-def test_nothing_of_one_run_is_there_in_the_next() -> None:
+def test_the_same_command_on_the_same_tree_says_the_same_and_nothing_of_one_run_is_there_in_the_next() -> None:
+    commands = "ls -lR --time-style=+%Y; find . | sort; md5sum run.sh; id; hostname; pwd; ls -a /tmp; ps -e | wc -l"
+    first = run(commands)
+    assert run(commands) == first
     run("echo x > /tmp/left; echo y > left; (sleep 1000 &)")
-    assert run("ls /tmp; ls; ps -e | wc -l").output == run("ls /tmp; ls; ps -e | wc -l").output
-    assert "left" not in run("ls -a /tmp .").output
+    assert run(commands) == first and "left" not in first.output
 
 
-def test_the_hosts_files_are_not_there(tmp_path: Path) -> None:
+def test_the_hosts_files_environment_and_processes_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("s3cret")
     hosts = f"{tmp_path}/secret /etc/passwd /etc/shadow /root/.bashrc /proc/1/root/etc/passwd"
     said = run(f"cat {hosts}; ls / /home /etc").output
@@ -73,9 +71,6 @@ def test_the_hosts_files_are_not_there(tmp_path: Path) -> None:
     assert run("ls /").output.split() == ["bin", "dev", "etc", "home", "lib", "lib64", "proc", "tmp", "usr"]
     assert run("ls /usr/local /usr/src 2>/dev/null | grep -v :").output.strip() == ""
     assert run("ls /usr/local /usr/src", {}, place=Place.ROOT).output.count("No such file") == 2
-
-
-def test_the_hosts_environment_and_processes_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     said = run("env; cat /proc/*/environ | tr '\\0' '\\n'; cat /proc/*/cmdline | tr '\\0' ' '; ls /proc/*/fd").output
     assert "s3cret" not in said and "AWS" not in said
@@ -85,16 +80,12 @@ def test_the_hosts_environment_and_processes_are_not_there(monkeypatch: pytest.M
 
 
 def test_there_is_no_network_no_metadata_address_and_no_host_socket(tmp_path: Path) -> None:
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    server.listen()
-    port = server.getsockname()[1]
-    unix = socket.socket(socket.AF_UNIX)
+    server, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
     unix.bind(f"\0slipstream-test-{os.getpid()}")  # abstract: reachable from any mount namespace
     unix.listen()
     code = f"""
 import socket
-for address in (("127.0.0.1", {port}), ("169.254.169.254", 80), ("8.8.8.8", 53)):
+for address in (("127.0.0.1", {server.getsockname()[1]}), ("169.254.169.254", 80), ("8.8.8.8", 53)):
     try:
         socket.create_connection(address, timeout=3)
         print("reached", address)
@@ -207,23 +198,16 @@ def test_a_run_that_is_cancelled_while_it_starts_leaves_no_process_and_no_open_p
     check_cancelled(marker, "true", lambda: asyncio.sleep(after_s), mounts={Path("/usr"): marker})
 
 
-def test_a_fork_bomb_stays_inside_its_number_of_processes() -> None:
-    most, stop = [0], threading.Event()
-
-    def watch() -> None:
-        while not stop.is_set():
-            commands = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
-            most[0] = max(most[0], commands.count(["sleep", "5.125"]))  # no other test's
-            time.sleep(0.05)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+async def test_a_fork_bomb_stays_inside_its_number_of_processes() -> None:
     bomb = "for i in $(seq 200); do sleep 5.125 & done 2>/dev/null; :(){ :|:& };: ; wait"
-    finished = run(bomb, wall_s=2, max_processes=16)
-    stop.set()
-    watcher.join()
-    assert 0 < most[0] <= 16
-    assert finished.tree == TREE
+    limits = Limits(wall_s=2, max_processes=16)
+    turn, most = asyncio.ensure_future(run_in_sandbox(bomb, TREE, limits=limits)), 0
+    while not turn.done():
+        await asyncio.wait([turn], timeout=0.05)
+        commands = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+        most = max(most, commands.count(["sleep", "5.125"]))  # no other test's
+    assert 0 < most <= 16
+    assert turn.result().tree == TREE
 
 
 @pytest.mark.parametrize(
@@ -254,7 +238,7 @@ def test_long_output_is_cut_and_too_many_files_are_not_kept() -> None:
     assert many.tree is None and "more than 2000 files" in many.output and "more than 2000 files" in many.shown(0)
 
 
-def test_files_that_would_not_go_in_again_are_not_kept_and_all_names_of_one_are() -> None:
+def test_files_and_names_that_would_not_go_in_again_are_not_kept_and_all_names_of_one_are() -> None:
     holes = run("truncate -s 4M a1 a2 a3")
     assert (holes.tree, "they take 12591104 bytes" in holes.output) == (None, True)
     full = run("rm -r a run.sh; head -c 4M /dev/zero > one; head -c 4M /dev/zero > two").tree
@@ -262,9 +246,6 @@ def test_files_that_would_not_go_in_again_are_not_kept_and_all_names_of_one_are(
     assert "beside" in run("ls", full | {"beside": file("x" * 100_000)}).output
     linked = run("echo hello > f1; ln f1 f2").tree
     assert linked is not None and linked["f1"] == linked["f2"] == file("hello\n")
-
-
-def test_names_that_are_not_valid_utf8_are_not_kept() -> None:
     twins = run("mkdir $'a\\xfe'; touch $'a\\xfe/x'; ln -s /usr $'a\\xff'")
     assert (twins.tree, "a file name that is not valid UTF-8" in twins.output) == (None, True)
     with pytest.raises(TreeError, match="duplicate path"):

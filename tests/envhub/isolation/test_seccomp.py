@@ -22,6 +22,7 @@ def answer(number, *arguments):
     return errno.errorcode.get(ctypes.get_errno(), "done")
 print(json.dumps({name: answer(*call) for name, call in json.loads(sys.argv[1]).items()}))
 """
+COLUMN = list(seccomp.ARCHITECTURES).index(platform.machine())
 NEW_USER = 0x10000000 | 17  # CLONE_NEWUSER | SIGCHLD
 
 
@@ -31,19 +32,17 @@ def answers(calls: dict[str, tuple[int, ...]]) -> dict[str, str]:
 
 
 def test_every_system_call_that_is_to_be_refused_is_refused() -> None:
-    column = list(seccomp.ARCHITECTURES).index(platform.machine())
-    calls = {name: (numbers[column], 0, 0, 0, 0) for name, numbers in seccomp.REFUSED.items()}
+    calls = {name: (numbers[COLUMN], 0, 0, 0, 0) for name, numbers in seccomp.REFUSED.items()}
     said = answers(calls)
     expected = {name: errno.errorcode[seccomp.ERRORS.get(name, errno.EPERM)] for name in said}
     assert said == expected and len(said) > 40
-    clone, clone3 = (numbers[column] for numbers in ((56, 220), (435, 435)))
+    clone, clone3 = (numbers[COLUMN] for numbers in ((56, 220), (435, 435)))
     said = answers({"clone": (clone, NEW_USER, 0, 0, 0, 0), "clone3": (clone3, 0, 0)})
     assert said == {"clone": "EPERM", "clone3": "ENOSYS"}
 
 
 def test_calls_are_refused_for_the_arguments_that_take_the_kernels_memory_and_done_for_others() -> None:
-    column = list(seccomp.ARCHITECTURES).index(platform.machine())
-    prctl, fcntl, mmap = ((157, 167)[column], (72, 25)[column], (9, 222)[column])
+    prctl, fcntl, mmap = ((157, 167)[COLUMN], (72, 25)[COLUMN], (9, 222)[COLUMN])
     calls: dict[str, tuple[tuple[int, ...], str]] = {
         "seccomp": ((prctl, 22, 2, 0), "EINVAL"),
         "huge pages": ((prctl, 41, 0, 0, 0, 0), "EINVAL"),
@@ -61,13 +60,12 @@ def test_calls_are_refused_for_the_arguments_that_take_the_kernels_memory_and_do
 
 def test_only_unix_internet_and_netlink_sockets_can_be_made() -> None:
     """A virtual machine's own sockets, AF_VSOCK, are in no network namespace."""
-    column = list(seccomp.ARCHITECTURES).index(platform.machine())
     for call in ((41, 198), (53, 199)):
-        said = answers({str(family): (call[column], family, 1, 0, 0) for family in range(1, 46)})
+        said = answers({str(family): (call[COLUMN], family, 1, 0, 0) for family in range(1, 46)})
         assert said["40"] == "EAFNOSUPPORT"
         assert {int(family) for family, answer in said.items() if answer != "EAFNOSUPPORT"} <= {1, 2, 16}
     said = answers(
-        {str(protocol): ((41, 198)[column], 2, kind, protocol) for kind, protocol in ((1, 6), (2, 17), (1, 262))}
+        {str(protocol): ((41, 198)[COLUMN], 2, kind, protocol) for kind, protocol in ((1, 6), (2, 17), (1, 262))}
     )
     assert said == {"6": "done", "17": "done", "262": "EPROTONOSUPPORT"}
 

@@ -65,14 +65,11 @@ def test_a_list_is_marked_in_one_request_and_each_mark_goes_to_its_member(serve:
     assert "4 attempts at the same task" in request["messages"][0]["content"]
 
 
-def test_members_that_said_the_same_are_shown_once_and_get_the_same_mark(serve: Serve) -> None:
+def test_members_that_said_the_same_are_shown_once_and_get_the_same_mark_as_one_alone_does(serve: Serve) -> None:
     server = serve(marks_of_digits)
     assert compared(group_judge(server.url), shown("3", "8", "3")) == [0.3, 0.8, 0.3]
     assert sorted(replies_of(server.requests[0]).values()) == ["3", "8"]
-
-
-def test_a_group_of_one_has_a_mark(serve: Serve) -> None:
-    assert compared(group_judge(serve(marks_of_digits).url), shown("4")) == [0.4]
+    assert compared(group_judge(server.url), shown("4")) == [0.4]
 
 
 def test_a_long_attempt_is_cut_in_its_middle_and_the_others_stay_whole(serve: Serve) -> None:

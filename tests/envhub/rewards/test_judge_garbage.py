@@ -17,12 +17,11 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards import attempts
 from slipstream.envhub.rewards.episode import Reading
 from slipstream.envhub.rewards.part import Part, book_on, group_parts, judge_by, judge_of, parts_of
-from slipstream.envhub.rewards.sibling_judge import sibling_marks
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from tests.actors.episode.episodes import engine_of
 from tests.actors.scripted_judge import Reply, ScriptedJudge
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.envhub.rewards.test_group_judge import RUBRIC, shown
+from tests.envhub.rewards.test_group_judge import RUBRIC, compared, shown
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
 
 TOKENIZER = byte_tokenizer(CHATML)
@@ -119,11 +118,11 @@ def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) ->
     return part
 
 
-async def marks_of(part: Part) -> list[float]:
+def marked(part: Part) -> list[float]:
     if part.compare:
         ((_, judge),) = group_parts([part])
-        return [mark.value for mark in await sibling_marks(judge, shown("4", "9"))]
-    found: Any = await part.values(episode_of(turn_of("4")), timeout_s=60.0)
+        return compared(judge, shown("4", "9"))
+    found: Any = asyncio.run(part.values(episode_of(turn_of("4")), timeout_s=60.0))
     return [found.value if isinstance(found, Reading) else found]
 
 
@@ -133,26 +132,20 @@ def num_counted(part: Part) -> int:
     return judge.client.num_requests
 
 
-def marked(part: Part) -> list[float]:
-    return asyncio.run(marks_of(part))
-
-
 @pytest.mark.parametrize("compare", COMPARE)
 @pytest.mark.parametrize("kind", ["url", "own"])
 def test_every_answer_of_every_kind_of_judge_ends_in_a_mark_or_in_a_retry_that_is_counted(
     kind: str, compare: str, server: ScriptedJudge, answers: Answers
 ) -> None:
     good, marks = COMPARE[compare]
-    for name, readable in READABLE.items():
+    scripts = {name: [readable(good)] for name, readable in READABLE.items()}
+    scripts |= {name: [garbage(good), good] for name, garbage in MALFORMED.items()}
+    for name, script in scripts.items():
         part = part_of(kind, compare, server, answers)
-        answers.set(readable(good))
+        answers.set(*script)
         assert marked(part) == marks, name
-        assert num_counted(part) == answers.num_asked == 1, name
+        assert num_counted(part) == answers.num_asked == len(script), name
     for name, garbage in MALFORMED.items():
-        part = part_of(kind, compare, server, answers)
-        answers.set(garbage(good), good)
-        assert marked(part) == marks, name
-        assert num_counted(part) == answers.num_asked == 2, name
         part = part_of(kind, compare, server, answers)
         answers.set(garbage(good))
         with pytest.raises(EnvError, match=r"3 answers were malformed"):
@@ -184,5 +177,5 @@ def test_an_impossible_usage_changes_no_account(redis_client: redis.Redis, run_i
         parts = parts_of("env.rewards", {"judge": settings})
         book_on(account.add, [parts])
         account.add("env.rewards.judge", 0, 90, 0.0)
-        assert asyncio.run(marks_of(parts[0])) == [0.7]
+        assert marked(parts[0]) == [0.7]
     assert account.add("env.rewards.judge", 0, 0, 0.0) == (3, 95, 0.0)
