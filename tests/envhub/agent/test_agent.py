@@ -125,14 +125,13 @@ def test_an_episode_whose_reward_is_known_keeps_it_when_a_request_was_sent_half(
 def test_parts_of_the_reward_get_the_columns_of_the_agents_task(tmp_path: Path) -> None:
     (path := tmp_path / "tasks.jsonl").write_text('{"index": 5, "answer": "a"}\n{"index": 6, "why": "b"}\n')
     record = EpisodeRecord(attempt=attempt_on())
-    play("chats", record=record, options={"train": str(path), "held_out": str(path)})
+    rows, agent = {"train": str(path), "held_out": str(path)}, {"agent": "tests.envhub.agents:chats"}
+    play("chats", record=record, options=rows)
     assert record.columns == {"index": 5, "answer": "a", "why": None}
-    options = {"agent": "tests.envhub.agents:chats", "train": str(path), "held_out": str(path)}
     function = {"x": {"part": "tests.envhub.rewards.others:compute_score"}}
-    check_env(EnvConfig(name="agent", options=options, rewards=function))
-    del options["train"], options["held_out"]
+    check_env(EnvConfig(name="agent", options=agent | rows, rewards=function))
     with pytest.raises(ConfigError, match=r"`env\.rewards\.x` .*\(split, index, seed\).*missing a required argument"):
-        check_env(EnvConfig(name="agent", options=options, rewards=function))
+        check_env(EnvConfig(name="agent", options=agent, rewards=function))
 
 
 def script(folder: Path, code: str) -> dict[str, Any]:
@@ -142,8 +141,7 @@ def script(folder: Path, code: str) -> dict[str, Any]:
 
 
 def test_each_episode_has_an_environment_of_its_own_and_all_share_the_rows(tmp_path: Path) -> None:
-    options = script(tmp_path, "") | {"agent": "tests.envhub.agents:chats"}
-    del options["folder"]
+    options = {"agent": "tests.envhub.agents:chats", "train": script(tmp_path, "")["train"]}
     one, other = (make_any_env("agent", options) for _ in range(2))
     assert isinstance(one, AgentEnv) and isinstance(other, AgentEnv) and one._rows is other._rows
 

@@ -29,13 +29,13 @@ class Side:
     """An endpoint, and a client of it."""
 
     def __init__(self, url: str, endpoint: Endpoint, prompts: list[list[int]], client: aiohttp.ClientSession) -> None:
-        self.url, self.endpoint, self.prompts, self._client = url, endpoint, prompts, client
+        self.url, self.endpoint, self.prompts, self.client = url, endpoint, prompts, client
         self.key = {"Authorization": f"Bearer {endpoint.key}"}
 
     async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
         data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         shown = self.key if headers is None else headers
-        async with self._client.post(f"{self.url}/{path}", data=data, headers=shown) as response:
+        async with self.client.post(f"{self.url}/{path}", data=data, headers=shown) as response:
             return response.status, await response.json()
 
 
@@ -76,11 +76,7 @@ async def test_a_response_has_what_openais_has() -> None:
 
 
 async def events_of(path: str, body: object) -> list[Any]:
-    async with (
-        served() as side,
-        aiohttp.ClientSession() as client,
-        client.post(f"{side.url}/{path}", json=body, headers=side.key) as response,
-    ):
+    async with served() as side, side.client.post(f"{side.url}/{path}", json=body, headers=side.key) as response:
         assert (response.status, response.content_type) == (200, "text/event-stream")
         events = (await response.text()).removesuffix("\n\n").split("\n\n")
     assert events.pop() == "data: [DONE]"
@@ -179,7 +175,7 @@ async def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream
     """At its end, the client leaves while the event loop stands still, before any event reaches the endpoint."""
     recorded = list[str]()
     num_slow = 0
-    async with served() as side, aiohttp.ClientSession() as client:
+    async with served() as side:
         generate = side.endpoint._generate
         host, port = side.url.removeprefix("http://").removesuffix("/v1").split(":")
 
@@ -204,7 +200,7 @@ async def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream
         else:
             with pytest.raises(TimeoutError):
                 timeout = aiohttp.ClientTimeout(total=0.5)
-                await client.post(f"{side.url}/chat/completions", json=body, headers=side.key, timeout=timeout)
+                await side.client.post(f"{side.url}/chat/completions", json=body, headers=side.key, timeout=timeout)
         for _ in range(4):  # as many as an episode may have
             assert (await side.post("chat/completions", CHAT))[0] == 200
         assert (await side.post("chat/completions", CHAT))[1]["error"]["code"] == "max_turns_exceeded"

@@ -70,9 +70,6 @@ def post(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     return asyncio.run(test_agent_endpoint.post(path, body))
 
 
-CASES = [(path, field) for path, fields in FIELDS.items() for field in fields]
-
-
 @pytest.fixture
 def posted(caplog: pytest.LogCaptureFixture) -> Posted:
     """Posts a body for the first time; returns the status, the answer, and the fields that were warned of."""
@@ -91,7 +88,7 @@ def test_the_table_has_every_field_of_the_sdk(path: str) -> None:
     assert set(FIELDS[path]) == set(PARAMETERS[path].__annotations__)
 
 
-@pytest.mark.parametrize(("path", "field"), CASES)
+@pytest.mark.parametrize(("path", "field"), [(path, field) for path, fields in FIELDS.items() for field in fields])
 def test_a_field_does_what_the_table_says(path: str, field: str, posted: Posted) -> None:
     value, outcome = FIELDS[path][field]
     status, answer, warned = posted(path, BODIES[path] | {field: value})

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from slipstream.envhub.catalogue import make_env
 from tests.adapters.held import ALWAYS, acted
 from tests.envhub import test_env_contract as contract
+from tests.envhub.dataset.rows import write_rows
 from tests.envhub.env_cases import Case, said
 
 # As in 2023/validation/metadata.jsonl.
@@ -30,10 +29,10 @@ CHECKS = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)) + "\n")
+    write_rows(tmp_path / "metadata.jsonl", QUESTIONS)
     rows = [{key: value for key, value in row.items() if key != "Annotator Metadata"} for row in QUESTIONS]
     rows = [row | {"Level": str(row["Level"])} for row in rows]  # texts, in the parquet files
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "metadata.parquet")
+    write_rows(tmp_path / "metadata.parquet", rows)
     (tmp_path / QUESTIONS[1]["file_name"]).write_text("thing,count\na,40\nb,2\n")
     (tmp_path / QUESTIONS[2]["file_name"]).write_bytes(b"\xff\xfb" + bytes(5 << 20))
     return tmp_path

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from slipstream.common.records.trajectory import Task
@@ -30,6 +28,7 @@ from tests.envhub.assets.swebench_files import (
     write_environment,
     write_own,
 )
+from tests.envhub.dataset.rows import write_rows
 from tests.envhub.env_cases import Case, said
 
 CHECKS = [
@@ -51,11 +50,11 @@ def folder() -> Iterator[Path]:
         made.chmod(0o755)
         write_environment(made / "environments" / ID)
         instance = write_clone(made / "clones")
-        (made / "train.jsonl").write_text(json.dumps(instance) + "\n")
+        write_rows(made / "train.jsonl", [instance])
         for repo in OWN_LISTS:
             own = write_own(made / "clones", repo)
             (made / "environments" / own["instance_id"]).symlink_to(ID)
-            (made / f"{own['instance_id']}.jsonl").write_text(json.dumps(own) + "\n")
+            write_rows(made / f"{own['instance_id']}.jsonl", [own])
         yield made
 
 
@@ -72,13 +71,7 @@ def options(folder: Path) -> dict[str, Any]:
 
 def with_instances(options: dict[str, Any], name: str, *instances: dict[str, Any]) -> dict[str, Any]:
     path = Path(options["train"]).with_name(name)
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(instances)), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(instances))
-    else:
-        path.write_text("".join(json.dumps(instance) + "\n" for instance in instances))
-    return {**options, "train": str(path)}
+    return {**options, "train": write_rows(path, list(instances))}
 
 
 def played(options: dict[str, Any], actions: list[str]) -> list[Observation]:

@@ -18,6 +18,7 @@ from tests.envhub.assets import test_asset_bfcl, test_asset_os, test_asset_textc
 from tests.envhub.assets.swebench_files import write_clone, write_environment
 from tests.envhub.assets.test_asset_sql import ROWS, line
 from tests.envhub.assets.test_freebase import Asked
+from tests.envhub.dataset.rows import write_rows
 
 NUMBERS = range(10)
 Actions = list[str]
@@ -36,9 +37,8 @@ class Form:
 
 
 def both(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    is_lines = path.suffix == ".jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows))
-    return {"train": str(path), "held_out": str(path)}
+    train = write_rows(path, rows)
+    return {"train": train, "held_out": train}
 
 
 def answers(right: list[str], wrong: list[str]) -> dict[str, list[Actions]]:

@@ -1,4 +1,4 @@
-"""The checks of data sets that need a process: what they accept, wrong answers of rows, and hostile replies."""
+"""The checks of data sets: what they accept, wrong answers of rows, and hostile replies."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.dataset import check_client
-from slipstream.envhub.dataset.checks import CHECKS, MAX_REPLY_CHARS
+from slipstream.envhub.dataset.checks import CHECKS, MAX_REPLY_CHARS, last_number
 from slipstream.envhub.env import EnvError
 from tests.adapters.held import acted
 from tests.envhub.dataset.test_dataset_env import expert_of, on_rows
@@ -40,6 +40,41 @@ def scored(check: str, reply: str, answer: Any) -> float:
 @pytest.mark.parametrize(
     ("check", "reply", "answer", "expected"),
     [
+        ("exact", "The  Eiffel tower.", "Eiffel Tower", 1),
+        ("exact", "Eiffel", "Eiffel Tower", 0),
+        ("exact", " + ", "+", 1),
+        ("exact", "Kyiv", ["Kiev", "Kyiv"], 1),
+        ("exact", "False", False, 1),
+        ("f1", "the tall Eiffel tower", "Eiffel Tower", 0.8),  # 2 of 3 words are right, and 2 of 2 are found
+        ("f1", "nothing", "Eiffel Tower", 0),
+        ("f1", "no no no", "no", 0.5),
+        ("number", "so 3 apples, and 1,234 in all.", "The sum\n#### 1234", 1),
+        ("number", "10-20", 20, 1),
+        ("number", "it is -5", -5, 1),
+        ("number", "x = \N{MINUS SIGN}5", -5, 1),
+        ("number", "x = \N{MINUS SIGN}5", 5, 0),
+        ("number", "7", "\N{MINUS SIGN}7", 0),
+        ("number", "a loss of -$1,234.50", -1234.5, 1),
+        ("number", "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH DIGIT FIVE}", -5, 1),
+        ("number", "3/4", 0.75, 1),
+        ("number", "1/0", 0.75, 0),
+        ("number", ".5", "0.50", 1),
+        ("number", "1e-3", 0.001, 1),
+        ("number", "none", 0, 0),
+        ("number", "2", True, ValueError),
+        ("number", "2", "two", ValueError),
+        ("choice", "A looks well, but the answer is (B).", "B", 1),
+        ("choice", "B or perhaps C", "B", 0),
+        ("choice", "I'd say D's right", "D", 0),
+        ("choice", "B", "beta", ValueError),
+        ("regex", "The year was 1969.", r"\b19\d\d\b", 1),
+        ("regex", "x", "(", ValueError),
+        ("json", '```json\n{"b": [1, 2.0], "a": true}\n```', {"a": True, "b": [1, 2]}, 1),
+        ("json", '{"a": 1}', {"a": True}, 0),
+        ("json", "[1, 2]", "[1, 2]", 1),
+        ("json", "[" * 100_000, "[1]", 0),
+        ("json", "no", "{", ValueError),
+        ("json", "no", "[" * 100_000, ValueError),
         ("math", r"So it is \boxed{\frac{2}{4}}.", "1/2", 1),
         ("math", "so $(x+1)^2$", "x^2+2x+1", 1),
         ("math", r"\boxed{\{2, 1\}}", r"$\{1,2\}$", 1),
@@ -62,8 +97,13 @@ def scored(check: str, reply: str, answer: Any) -> float:
         ("code", FUNCTION.replace("2 * x", "x * x"), ASSERTS, 0),
     ],
 )
-def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float) -> None:
-    assert scored(check, reply, answer) == pytest.approx(expected)
+def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
+    if isinstance(expected, type):
+        with pytest.raises(expected, match="the answer"):
+            scored(check, reply, answer)
+    else:
+        assert scored(check, reply, answer) == pytest.approx(expected)
+    assert [last_number(text) for text in ("", "no", "1/0", "-", "..")] == [None] * 5
 
 
 SAME = [

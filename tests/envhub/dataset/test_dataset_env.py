@@ -1,4 +1,4 @@
-"""The environment `dataset`: rows of files, checks of answers, functions of the user's, and the errors for garbage."""
+"""The environment `dataset`: rows of files, functions of the user's, and the errors for garbage."""
 
 import asyncio
 import dataclasses
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
@@ -20,7 +18,7 @@ from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task, Trajectory
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.dataset.checks import CHECKS, last_number
+from slipstream.envhub.dataset.checks import CHECKS
 from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.replay.server.server_settings import free_port
@@ -29,6 +27,7 @@ from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids,
 from tests.adapters.held import ALWAYS, acted
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub import test_env_contract as contract
+from tests.envhub.dataset.rows import write_rows
 from tests.envhub.env_cases import Case
 from tests.envhub.rewards.own import OWN, Own, own
 
@@ -38,20 +37,15 @@ __all__ = ["own"]  # a fixture
 CHECKS_OF_CONTRACT = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
 
 
-def as_jsonl(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def on_rows(folder: Path, rows: list[Any], **options: Any) -> dict[str, Any]:
     """The options of an environment that has these rows in both splits."""
-    path = as_jsonl(folder / "rows.jsonl", rows)
+    path = write_rows(folder / "rows.jsonl", rows)
     return {"train": path, "held_out": path, **options}
 
 
 @pytest.fixture
 def sums(tmp_path: Path) -> str:
-    return as_jsonl(tmp_path / "sums.jsonl", SUMS)
+    return write_rows(tmp_path / "sums.jsonl", SUMS)
 
 
 def answered(options: dict[str, Any], reply: str) -> list[Observation]:
@@ -87,58 +81,9 @@ def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str)
     check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
 
 
-@pytest.mark.parametrize(
-    ("check", "reply", "answer", "expected"),
-    [
-        ("exact", "The  Eiffel tower.", "Eiffel Tower", 1),
-        ("exact", "Eiffel", "Eiffel Tower", 0),
-        ("exact", " + ", "+", 1),
-        ("exact", "Kyiv", ["Kiev", "Kyiv"], 1),
-        ("exact", "False", False, 1),
-        ("f1", "the tall Eiffel tower", "Eiffel Tower", 0.8),  # 2 of 3 words are right, and 2 of 2 are found
-        ("f1", "nothing", "Eiffel Tower", 0),
-        ("f1", "no no no", "no", 0.5),
-        ("number", "so 3 apples, and 1,234 in all.", "The sum\n#### 1234", 1),
-        ("number", "10-20", 20, 1),
-        ("number", "it is -5", -5, 1),
-        ("number", "x = \N{MINUS SIGN}5", -5, 1),
-        ("number", "x = \N{MINUS SIGN}5", 5, 0),
-        ("number", "7", "\N{MINUS SIGN}7", 0),
-        ("number", "a loss of -$1,234.50", -1234.5, 1),
-        ("number", "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH DIGIT FIVE}", -5, 1),
-        ("number", "3/4", 0.75, 1),
-        ("number", "1/0", 0.75, 0),
-        ("number", ".5", "0.50", 1),
-        ("number", "1e-3", 0.001, 1),
-        ("number", "none", 0, 0),
-        ("number", "2", True, ValueError),
-        ("number", "2", "two", ValueError),
-        ("choice", "A looks well, but the answer is (B).", "B", 1),
-        ("choice", "B or perhaps C", "B", 0),
-        ("choice", "I'd say D's right", "D", 0),
-        ("choice", "B", "beta", ValueError),
-        ("regex", "The year was 1969.", r"\b19\d\d\b", 1),
-        ("regex", "x", "(", ValueError),
-        ("json", '```json\n{"b": [1, 2.0], "a": true}\n```', {"a": True, "b": [1, 2]}, 1),
-        ("json", '{"a": 1}', {"a": True}, 0),
-        ("json", "[1, 2]", "[1, 2]", 1),
-        ("json", "[" * 100_000, "[1]", 0),
-        ("json", "no", "{", ValueError),
-        ("json", "no", "[" * 100_000, ValueError),
-    ],
-)
-def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
-    if isinstance(expected, type):
-        with pytest.raises(expected, match="the answer"):
-            asyncio.run(CHECKS[check].score(reply, answer))
-    else:
-        assert asyncio.run(CHECKS[check].score(reply, answer)) == pytest.approx(expected)
-    assert [last_number(text) for text in ("", "no", "1/0", "-", "..")] == [None] * 5
-
-
 def test_one_prompt_in_eight_is_held_out_and_no_prompt_is_in_both(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {number % 100}", "answer": "yes"} for number in range(200)]  # each twice
-    env = make_env("dataset", {"train": as_jsonl(tmp_path / "rows.jsonl", rows)})
+    env = make_env("dataset", {"train": write_rows(tmp_path / "rows.jsonl", rows)})
 
     async def texts(split: str) -> set[str]:
         tasks = (Task(env="dataset", split=split, index=index) for index in range(200))
@@ -150,7 +95,7 @@ def test_one_prompt_in_eight_is_held_out_and_no_prompt_is_in_both(tmp_path: Path
 
 
 def test_a_held_out_file_of_its_own_is_not_split(sums: str, tmp_path: Path) -> None:
-    held_out = as_jsonl(tmp_path / "held.jsonl", [{"prompt": "What is 1 + 1?", "answer": 2}])
+    held_out = write_rows(tmp_path / "held.jsonl", [{"prompt": "What is 1 + 1?", "answer": 2}])
     env = make_env("dataset", {"train": sums, "held_out": held_out})
     opening = asyncio.run(env.reset(Task(env="dataset", split="held_out", index=7)))
     assert opening.messages[0].content == "What is 1 + 1?"
@@ -162,8 +107,7 @@ def test_parquet_with_chat_prompts_and_nested_columns_is_read(tmp_path: Path) ->
     """The form of verl's files."""
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]
     rows = [{"prompt": prompt, "reward_model": {"ground_truth": "5", "style": "rule"}}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    path = str(tmp_path / "rows.parquet")
+    path = write_rows(tmp_path / "rows.parquet", rows)
     options = {"train": path, "held_out": path, "answer": "reward_model.ground_truth", "system": "Add."}
     options["answer_pattern"] = r"<answer>(.*?)</answer>"
     opening, end = answered(options, "<answer>4</answer> no: <answer> 5 </answer>")
@@ -221,7 +165,7 @@ def test_a_data_set_without_answers_has_the_score_of_a_part(own: Own, tmp_path: 
     assert (end.score, end.success) == (0.0, False)
 
 
-def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_run(own: Own, sums: str) -> None:
+def test_a_function_or_a_judge_that_needs_a_missing_column_is_refused_before_the_run(own: Own, sums: str) -> None:
     own.needs_more = lambda completions, trainer_state: [0.0]
     config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
     check_env(config.env)
@@ -232,14 +176,9 @@ def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_
     assert "columns of the task (prompt, answer, prompts)" in str(error.value)
     own.needs_more = lambda completions, answer: [0.0]
     check_env(config.env)
-
-
-def test_a_column_that_a_judge_shall_see_and_no_task_has_is_refused_before_the_run(sums: str) -> None:
-    """Every attempt would fail."""
     rubric = {"text": "Mark.", "scale": [0, 1], "criteria": {"right": "It is right."}}
-    judge = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": rubric}
-    config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
-    for kind in (judge | {"part": "judge"}, judge | {"part": "judge", "compare": "listwise"}):
+    judge = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": rubric}
+    for kind in (judge, judge | {"compare": "listwise"}):
         config.env.rewards = {"clear": kind | {"columns": ["answer"]}}
         check_env(config.env)
         config.env.rewards = {"clear": kind | {"columns": ["answer", "anwser"]}}
@@ -271,7 +210,7 @@ def test_the_example_with_a_function_and_a_judge_works(tmp_path: Path, monkeypat
     config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["words.yaml"])
     (entry,) = config.env.entries().values()
     first = json.loads((tmp_path / "words.jsonl").read_text().splitlines()[0])
-    rows = {**entry.options, "held_out": "words.jsonl", "train": as_jsonl(tmp_path / "one.jsonl", [first])}
+    rows = {**entry.options, "held_out": "words.jsonl", "train": write_rows(tmp_path / "one.jsonl", [first])}
     server = subprocess.Popen([sys.executable, "words_judge.py"])
     try:
         end = episode_on(rows, first["answer"], rewards=entry.rewards)
@@ -285,10 +224,7 @@ def test_the_example_with_a_function_and_a_judge_works(tmp_path: Path, monkeypat
     ("row", "message"),
     [
         ({"prompt": "x"}, "row 2: column 'answer' must contain an answer, got None"),
-        (
-            {"prompt": "x", "answer": 2, "more": {"id": 2**64}},
-            "row 2: a whole number is beyond 64 bits; write it as text",
-        ),
+        ({"prompt": "x", "answer": 2, "n": {"id": 2**64}}, "row 2: a whole number is beyond 64 bits; write it as text"),
         ({"prompt": [{"role": "assistant", "content": "It is"}], "answer": 2}, "ends with the assistant's message"),
         ({"prompt": "x", "answer": "two"}, "row 2: the answer 'two' contains no number"),
         ({"prompt": "", "answer": 2}, "row 2: `prompt` must be a list of messages"),
@@ -297,7 +233,7 @@ def test_the_example_with_a_function_and_a_judge_works(tmp_path: Path, monkeypat
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
-    path = as_jsonl(tmp_path / "rows.jsonl", [SUMS[0], row])
+    path = write_rows(tmp_path / "rows.jsonl", [SUMS[0], row])
     with pytest.raises(ValueError, match=r"rows\.jsonl") as error:
         make_env("dataset", {"train": path, "check": "number"})
     assert message in str(error.value)
@@ -317,7 +253,7 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             make_env("dataset", {"train": str(path)})
     with pytest.raises(ValueError, match=r"none is in the split held_out.*set `env\.options\.held_out`"):
-        make_env("dataset", {"train": as_jsonl(tmp_path / "one.jsonl", SUMS[:1])})
+        make_env("dataset", {"train": write_rows(tmp_path / "one.jsonl", SUMS[:1])})
 
 
 def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +272,8 @@ def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.M
         ({"answer_pattern": "("}, "is not a regular expression"),
         ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
         ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),
+        ({"prompt": "q", "conversation": "m"}, "`env.options.prompt` 'q' has no effect with conversation"),
+        ({"check": "none", "answer_pattern": "x"}, "answer_pattern` 'x' has no effect with check=none; leave it out"),
     ],
 )
 def test_a_wrong_option_is_named(sums: str, options: dict[str, Any], message: str) -> None:

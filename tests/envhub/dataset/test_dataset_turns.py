@@ -19,7 +19,8 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.tools.run.prepare import expert_episodes, vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
 from tests.adapters.held import acted
-from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl, on_rows
+from tests.envhub.dataset.rows import write_rows
+from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, on_rows
 from tests.envhub.env_cases import Case
 from tests.envhub.rewards.own import Own, own
 
@@ -213,14 +214,10 @@ def test_a_tiny_model_can_call_the_tools_of_the_example(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)
 def test_a_conversation_keeps_the_contract(check: Any, tmp_path: Path) -> None:
     def row(number: int) -> dict[str, Any]:
-        messages = [
-            {"role": "user", "content": f"Think of {number}."},
-            {"role": "assistant", "content": "Done."},
-            {"role": "user", "content": "Which number is it?"},
-        ]
-        return {"messages": messages, "answer": number}
+        said = ("user", f"Think of {number}."), ("assistant", "Done."), ("user", "Which number is it?")
+        return {"messages": [{"role": role, "content": content} for role, content in said], "answer": number}
 
-    path = as_jsonl(tmp_path / "rows.jsonl", [row(number) for number in range(60)])
+    path = write_rows(tmp_path / "rows.jsonl", [row(number) for number in range(60)])
     options = {"train": path, "conversation": "messages", "check": "number"}
     check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
 
@@ -239,13 +236,3 @@ def test_a_conversation_keeps_the_contract(check: Any, tmp_path: Path) -> None:
 def test_a_malformed_conversation_is_refused_with_its_row(tmp_path: Path, messages: Any, why: str) -> None:
     with pytest.raises(ValueError, match=f"row 2: .*{why}"):
         make_env("dataset", on_rows(tmp_path, [TRIP, {**TRIP, "messages": messages}], **OPTIONS))
-
-
-def test_a_prompt_beside_a_conversation_is_refused(trip: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"`env.options.prompt` 'question' has no effect with conversation"):
-        make_env("dataset", trip | {"prompt": "question"})
-
-
-def test_a_pattern_without_a_check_is_refused(trip: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"answer_pattern` '\(x\)' has no effect with check=none; leave it out"):
-        make_env("dataset", trip | {"check": "none", "answer_pattern": "(x)"})

@@ -1,12 +1,9 @@
 """The rows of a file as tasks: how many there are, that each is visited, and that each can be played."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from slipstream.actors.group.group import FIRST_PAUSE_S, FREE_FAILURES, MAX_PAUSE_S, Episodes
@@ -20,20 +17,13 @@ from slipstream.tools.play.collect import tasks_to_play
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import CollectOptions
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.envhub.dataset.rows import write_rows
 
 NUM_ROWS = 200
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": n + 1, "hint": {"of": n}} for n in range(NUM_ROWS)]
 
 
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def config_of(name: str, path: Path, *settings: str) -> Config:
+def config_of(name: str, path: str, *settings: str) -> Config:
     options = [f"env.options.train={path}", "warm_start.episodes=0", *settings]
     if name == "agent":
         options.append("env.options.agent=tests.envhub.agents:chats")
@@ -43,7 +33,7 @@ def config_of(name: str, path: Path, *settings: str) -> Config:
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("name", ["dataset", "agent"])
 def test_all_rows_are_visited_once_before_any_twice_and_evaluated_once(name: str, suffix: str, tmp_path: Path) -> None:
-    config = config_of(name, written(tmp_path / f"rows{suffix}", ROWS), "eval.num_tasks=100")
+    config = config_of(name, write_rows(tmp_path / f"rows{suffix}", ROWS), "eval.num_tasks=100")
     num_trained = num_train_tasks(config.env)[name]
     curriculum = Curriculum(config.env, seed=3)
     for lap in range(2):
@@ -64,7 +54,7 @@ def test_all_rows_are_visited_once_before_any_twice_and_evaluated_once(name: str
 
 
 def test_a_file_of_a_mixture_with_fewer_rows_than_tasks_are_collected_is_played_once(tmp_path: Path) -> None:
-    few = f"few: {{name: dataset, options: {{train: {written(tmp_path / 'rows.jsonl', ROWS[:9])}}}}}"
+    few = f"few: {{name: dataset, options: {{train: {write_rows(tmp_path / 'rows.jsonl', ROWS[:9])}}}}}"
     config = load_config(None, [f"env.mixture={{{few}, many: {{name: shop}}}}"])
     num_few = num_train_tasks(config.env)["few"]
     for first in (0, 5):
@@ -75,8 +65,8 @@ def test_a_file_of_a_mixture_with_fewer_rows_than_tasks_are_collected_is_played_
 
 @pytest.mark.parametrize("name", ["dataset", "agent"])
 def test_files_that_share_tasks_are_named_with_it(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train = written(tmp_path / "train.jsonl", ROWS)
-    other = written(tmp_path / "other.jsonl", [*ROWS[190:], {"prompt": "x", "answer": 1}])
+    train = write_rows(tmp_path / "train.jsonl", ROWS)
+    other = write_rows(tmp_path / "other.jsonl", [*ROWS[190:], {"prompt": "x", "answer": 1}])
     env = config_of(name, train, f"env.options.held_out={other}").env
     make_any_env(name, env.options)
     assert [record.getMessage() for record in caplog.records if "also train tasks" in record.getMessage()] == [
@@ -90,23 +80,20 @@ def test_a_column_that_only_other_rows_have_is_none_in_either_format_and_a_field
         {"prompt": "a", "answer": 1, "why": "b", "state": {"door": 1}},
         {"prompt": "c", "answer": 2, "tools": "[]", "state": {"lamp": 0.5, "door": 2}},
     ]
+    whole = [{"why": None, "tools": None, **row} for row in rows]
     for suffix in (".jsonl", ".parquet"):
-        path = str(tmp_path / f"rows{suffix}")
-        pq.write_table(pa.Table.from_pylist([{"why": None, "tools": None, **row} for row in rows]), path)
-        if suffix == ".jsonl":
-            written(Path(path), rows)
+        path = write_rows(tmp_path / f"rows{suffix}", rows if suffix == ".jsonl" else whole)
         of_agent = make_any_env("agent", {"agent": "tests.envhub.agents:chats", "train": path, "held_out": path})
         of_rows = make_env("dataset", {"train": path, "held_out": path, "tools": "tools"})
-        for index, row in enumerate(rows):
+        for index, wanted in enumerate(whole):
             task = Task(env="dataset", split="train", index=index)
-            wanted = {"why": None, "tools": None, **row}
             assert of_agent.columns(task) == wanted  # type: ignore[union-attr]
-            assert asyncio.run(of_rows.reset(task)).columns == {**wanted, "prompts": row["prompt"]}
+            assert asyncio.run(of_rows.reset(task)).columns == {**wanted, "prompts": wanted["prompt"]}
 
 
 def test_prompts_without_room_for_a_reply_are_counted_at_the_start(tmp_path: Path) -> None:
     rows = [*ROWS, *({"prompt": "word " * length, "answer": 1} for length in (300, 400, 500))]
-    path = written(tmp_path / "rows.jsonl", rows)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     tokenizer = byte_tokenizer(CHATML)
     complaint = r"got 1024: 3 of 203 rows have as many or more, such as task dataset/.* with 15"
     with pytest.raises(ConfigError, match=complaint):
@@ -126,7 +113,7 @@ def test_failures_in_a_row_slow_down_and_a_success_ends_that() -> None:
 async def test_a_reply_that_is_marked_is_no_example_and_a_thought_is_no_part_of_an_answer(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "no", "weight": 0}]
     more = [{"role": "user", "content": "r"}, {"role": "assistant", "content": "yes", "reasoning": "hm"}]
-    path = str(written(tmp_path / "rows.jsonl", [{"messages": said + more, "answer": "yes"}]))
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": said + more, "answer": "yes"}])
     env = make_env("dataset", {"train": path, "held_out": path, "conversation": "messages"})
     await env.reset(Task(env="dataset", split="train", index=0))
     with pytest.raises(NotImplementedError, match="message 2 after the opening is marked"):
