@@ -90,13 +90,6 @@ def sequences(trajectory: Trajectory) -> list[str]:
     return [TOKENIZER.decode(tokens[start:stop]) for start, stop in zip(trajectory.branch_starts, stops, strict=True)]
 
 
-def conversation(*texts: str) -> str:
-    """The user's texts and the policy's in turn, as the template renders them, up to the policy's last one."""
-    roles = ("user", "assistant") * len(texts)
-    rendered = "".join(f"<|im_start|>{role}\n{text}{END}\n" for role, text in zip(roles, texts, strict=False))
-    return rendered.removesuffix("\n")
-
-
 @pytest.mark.parametrize("agent", ["chats", "streams", "blocks"])
 def test_an_agent_on_openais_sdk_plays_unchanged_and_keeps_every_sampled_token(agent: str) -> None:
     model = Model()
@@ -108,15 +101,12 @@ def test_an_agent_on_openais_sdk_plays_unchanged_and_keeps_every_sampled_token(a
     assert {span.policy_version for span in trajectory.version_spans} == {4}
 
 
-def test_rewards_come_with_the_last_turn_and_the_first_component_is_the_goal() -> None:
+def test_rewards_come_with_the_last_turn_after_half_a_request_too_and_the_first_component_is_the_goal() -> None:
     trajectory = play("streams")
     assert [turn.rewards for turn in trajectory.turns] == [{"right": 0.0}] * 2 + [{"right": 0.5, "short": 0.25}]
     assert (trajectory.score, trajectory.success) == (0.5, False)
     assert play("chats").success
     assert play("returns_true").turns[-1].rewards == {"reward": 1.0}
-
-
-def test_an_episode_whose_reward_is_known_keeps_it_when_a_request_was_sent_half() -> None:
     trajectory = play("leaves_half_a_request")
     agents.LEFT_OPEN.pop().close()
     assert trajectory.total_reward == 1.0
@@ -225,16 +215,13 @@ def test_a_stop_text_ends_an_answer_after_the_token_that_completes_it() -> None:
     assert trajectory.branch_starts == [0]
 
 
-def test_tools_and_tool_messages_reach_the_chat_template() -> None:
+def test_tools_tool_messages_and_the_date_of_the_start_of_the_episode_reach_the_chat_template() -> None:
     content = "{{ message['content'] }}"
     calls = "{% for call in message['tool_calls'] %}{{ call['function']['arguments']['at'] }}{% endfor %}"
     tools = "{% for tool in tools or [] %}[{{ tool['function']['name'] }}]{% endfor %}"
     text = sequences(play("has_tools", template=tools + CHATML.replace(content, content + calls)))[0]
     assert text.startswith("[look]<|im_start|>system\nbehave<|im_end|>")
     assert "<|im_start|>assistant\nsky<|im_end|>\n<|im_start|>tool\nblue" in text
-
-
-def test_a_date_of_the_chat_template_is_that_of_the_start_of_the_episode() -> None:
     record = EpisodeRecord(attempt=attempt_on(), started_at_s=86_400.0)
     text = sequences(play("chats", record=record, template="{{ strftime_now('%d %b %Y') }}" + CHATML))[0]
     assert text.startswith("02 Jan 1970<|im_start|>")

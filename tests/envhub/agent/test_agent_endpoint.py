@@ -140,9 +140,7 @@ async def test_a_request_without_the_key_of_the_episode_is_refused(path: str, au
         ),
     ],
 )
-async def test_what_is_malformed_or_impossible_is_refused_with_the_reason(
-    path: str, body: object, complaint: str
-) -> None:
+async def test_a_malformed_or_impossible_body_is_refused_with_a_reason(path: str, body: object, complaint: str) -> None:
     status, response = await post(path, body)
     assert status == 400 and complaint in response["error"]["message"]
     assert response["error"]["type"] == "invalid_request_error"

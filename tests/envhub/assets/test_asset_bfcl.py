@@ -126,9 +126,7 @@ def test_what_is_not_scored_is_named(tmp_path: Path) -> None:
         make_env("bfcl", {"held_out": path})
 
 
-def test_the_first_prompt_is_checked_where_only_held_out_tasks_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_prompt_is_checked_where_only_held_out_tasks_exist(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = written(tmp_path, [{"book": {"city": ["Bern"]}}], functions=[function("book")])
     config = load_config(None, ["env.name=bfcl", f"env.options.held_out={path}"])
     with caplog.at_level(logging.WARNING):

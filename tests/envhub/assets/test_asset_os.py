@@ -10,15 +10,10 @@ import pytest
 
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError
-from tests.adapters.held import USUAL, acted, keeps
-from tests.envhub import test_env_contract as contract
+from tests.adapters.held import acted, keeps
+from tests.envhub.assets.test_asset_sql import CHECKS
 from tests.envhub.env_cases import Case
 
-CHECKS = [
-    *USUAL,
-    contract.test_the_expert_solves_its_tasks,
-    contract.test_a_random_policy_never_breaks_it_and_every_turn_says_what_it_earned,
-]
 COMPARE = [None, {"language": "python", "file": "check/same.py"}]
 
 

@@ -19,15 +19,7 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.held import USUAL, acted
 from tests.envhub import test_env_contract as contract
-from tests.envhub.assets.swebench_files import (
-    FAIL_TO_PASS,
-    OWN_LISTS,
-    PASS_TO_PASS,
-    git,
-    write_clone,
-    write_environment,
-    write_own,
-)
+from tests.envhub.assets import swebench_files as files
 from tests.envhub.dataset.rows import write_rows
 from tests.envhub.env_cases import Case, said
 
@@ -48,11 +40,11 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
         made = Path(scratch)
         made.chmod(0o755)
-        write_environment(made / "environments" / ID)
-        instance = write_clone(made / "clones")
+        files.write_environment(made / "environments" / ID)
+        instance = files.write_clone(made / "clones")
         write_rows(made / "train.jsonl", [instance])
-        for repo in OWN_LISTS:
-            own = write_own(made / "clones", repo)
+        for repo in files.OWN_LISTS:
+            own = files.write_own(made / "clones", repo)
             (made / "environments" / own["instance_id"]).symlink_to(ID)
             write_rows(made / f"{own['instance_id']}.jsonl", [own])
         yield made
@@ -101,10 +93,8 @@ def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", ["lists.jsonl", "lists.json", "texts.parquet", "lists.parquet"])
-def test_every_form_of_the_files_is_read_and_the_opening_is_the_issue(
-    options: dict[str, Any], instance: dict[str, Any], name: str
-) -> None:
-    lists = {"FAIL_TO_PASS": FAIL_TO_PASS, "PASS_TO_PASS": PASS_TO_PASS}
+def test_every_form_of_file_gives_issue_and_tests(options: dict[str, Any], instance: dict[str, Any], name: str) -> None:
+    lists = {"FAIL_TO_PASS": files.FAIL_TO_PASS, "PASS_TO_PASS": files.PASS_TO_PASS}
     chosen = with_instances(options, name, instance | (lists if name.startswith("lists") else {}))
     opening, *_, end = played(chosen, [DECLARED, REPAIRED, "submit"])
     assert said(opening) == "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
@@ -113,7 +103,7 @@ def test_every_form_of_the_files_is_read_and_the_opening_is_the_issue(
 
 def test_no_commit_after_or_before_can_be_read(options: dict[str, Any], instance: dict[str, Any], folder: Path) -> None:
     clone = folder / "clones/acme__fruit"
-    commits = git(clone, "log", "--format=%H").split()
+    commits = files.git(clone, "log", "--format=%H").split()
     assert commits.index(instance["base_commit"]) == 3
     ask = "bash git log --all --format=%H; git fsck --lost-found; cat .git/FETCH_HEAD .git/config; " + "; ".join(
         f"git cat-file -t {commit}" for commit in commits
@@ -121,10 +111,10 @@ def test_no_commit_after_or_before_can_be_read(options: dict[str, Any], instance
     answer = said(played(options, [ask])[-1])
     assert answer.count(instance["base_commit"]) == 1 and answer.count("\ncommit\n") == 1
     assert str(folder) not in answer
-    blob = git(clone, "rev-parse", "HEAD:src/fruit/peel.py").strip()
+    blob = files.git(clone, "rev-parse", "HEAD:src/fruit/peel.py").strip()
     checkout = folder / "checkouts" / ID
-    assert git(checkout, "cat-file", "--batch-all-objects", "--batch-check").count(" commit ") == 1
-    assert blob not in git(checkout, "cat-file", "--batch-all-objects", "--batch-check")
+    assert files.git(checkout, "cat-file", "--batch-all-objects", "--batch-check").count(" commit ") == 1
+    assert blob not in files.git(checkout, "cat-file", "--batch-all-objects", "--batch-check")
 
 
 def test_what_a_command_leaves_is_there_for_the_next_and_so_is_what_git_keeps(options: dict[str, Any]) -> None:
@@ -146,7 +136,7 @@ def test_what_a_command_leaves_is_there_for_the_next_and_so_is_what_git_keeps(op
     assert env.state_key() == first
 
 
-def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> None:
+def test_files_are_shown_and_edited_by_their_lines_and_a_long_line_is_cut(options: dict[str, Any]) -> None:
     make = "bash printf 'a\\r\\nb\\fb\\nc' > odd; seq 500 > long; chmod 755 long; ln -s run.sh link"
     actions = [
         make,
@@ -159,8 +149,10 @@ def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> N
         "bash ls -l long; cat long",
         "edit run.sh 1\necho bye",
         "diff",
+        "bash head -c 3000000 /dev/zero | tr '\\0' x > line",
+        "view line",
     ]
-    _, _, part, odd, edit, left, long, _, listed, _, changes = played(options, actions)
+    _, _, part, odd, edit, left, long, _, listed, _, changes, _, cut = played(options, actions)
     assert said(part) == (
         "8 def heaviest(weights):\n9     return min(weights, key=weights.get)\n"
         "[src/fruit/scales.py has the lines 1 to 9]"
@@ -170,11 +162,7 @@ def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> N
     assert said(long).splitlines()[-2:] == ["400 400", "[long has the lines 1 to 500]"]
     assert said(listed).startswith("-rwxr-xr-x") and said(listed).endswith("\n1\nmany\n500")
     assert "-echo hello\n+echo bye" in said(changes)
-
-
-def test_a_file_of_one_long_line_is_cut(options: dict[str, Any]) -> None:
-    shown = played(options, ["bash head -c 3000000 /dev/zero | tr '\\0' x > long", "view long"])[-1]
-    assert shown.valid_action and len(said(shown)) < 30_010
+    assert cut.valid_action and len(said(cut)) < 30_010
 
 
 def test_files_outside_the_repository_are_neither_shown_nor_edited(options: dict[str, Any], folder: Path) -> None:
@@ -187,9 +175,7 @@ def test_files_outside_the_repository_are_neither_shown_nor_edited(options: dict
     assert not any(o.valid_action for o in binary)
 
 
-def test_a_command_that_takes_too_long_is_ended_and_what_it_did_is_kept(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_command_is_ended_and_its_effects_kept(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.envhub.assets.swebench.COMMAND_S", 1.0)
     late, left = played(options, ["bash echo 1 > new; sleep 60", "bash cat new"])[1:]
     assert "[killed: more than 1 s" in said(late)
@@ -324,11 +310,11 @@ def test_djangos_and_sympys_own_runners_judge_their_instances(options: dict[str,
 def test_a_test_passes_where_its_runner_says_ok(options: dict[str, Any], package: str) -> None:
     """And no other: not one that is skipped, that fails as expected or in a part, or whose name another one has."""
     own = json.loads(Path(own_options(options, package)["train"]).read_text())
-    never = OWN_LISTS[own["repo"]][2]
+    never = files.OWN_LISTS[own["repo"]][2]
     (Path(options["environments"]) / f"{package}-never").symlink_to(ID)
     strict = own | {"instance_id": f"{package}-never", "PASS_TO_PASS": json.loads(own["PASS_TO_PASS"]) + never}
     chosen = with_instances(options, f"{package}-never.jsonl", strict)
-    num_tests = len(never) + sum(map(len, OWN_LISTS[own["repo"]][:2]))
+    num_tests = len(never) + sum(map(len, files.OWN_LISTS[own["repo"]][:2]))
     with pytest.raises(EnvError, match=re.escape(f"{len(never)} of its {num_tests} tests do not pass in ")) as failure:
         played(chosen, ["submit"])
     assert ", ".join(never[:5]) in str(failure.value)

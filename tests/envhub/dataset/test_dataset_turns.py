@@ -152,16 +152,10 @@ def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(tri
     assert json.loads(said(result)[0][1]) == ["weather_of", {"on_day": " two spaces ", "town": {"old_name": 1}}]
 
 
-def test_a_function_of_the_user_s_answers_calls(trip: dict[str, Any], own: Own) -> None:
-    async def tools(name: str, arguments: dict[str, Any], row: dict[str, Any]) -> str:
-        return f"{name} of {arguments['town']} for {row['answer']}"
-
-    own.tools = tools
+def test_a_function_of_the_user_s_answers_calls_or_fails_the_attempt(trip: dict[str, Any], own: Own) -> None:
+    own.tools = lambda name, arguments, row: f"{name} of {arguments['town']} for {row['answer']}"
     _, result = acted("dataset", trip | TOOLS, 0, [text_of("weather", town="Rome")])
     assert said(result) == [("tool", "weather of Rome for 12")]
-
-
-def test_a_function_that_fails_fails_the_attempt(trip: dict[str, Any], own: Own) -> None:
     own.tools = lambda name, arguments, row: 7
     with pytest.raises(EnvError, match=r"tool_function` must return a text, got 7"):
         acted("dataset", trip | TOOLS, 0, [text_of("weather")])

@@ -280,9 +280,7 @@ def test_sockets_are_bounded_where_the_kernel_does_not_let_the_sandbox_limit_the
 
 
 @pytest.mark.usefixtures("unset")
-def test_a_longer_queue_than_the_kernel_can_limit_is_refused_and_that_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_longer_queue_than_the_kernel_can_limit_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     command = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[2]); s.listen(int(sys.argv[1]))"
     said = run(f"""for n in 0 1 2 128; do python3 -c '{command}' $n a$n 2>/dev/null; echo -n $?; done""").output
     assert said == "0011"

@@ -189,9 +189,7 @@ def restless(tmp_path: Path) -> Iterator[Restless]:
     (tmp_path / "go").unlink()  # a daemon that is left ends now
 
 
-async def test_no_daemon_escapes_the_end_of_its_episode_by_forks_and_programs_without_a_pause(
-    restless: Restless,
-) -> None:
+async def test_no_daemon_escapes_the_end_of_its_episode_by_forks_or_programs_without_pause(restless: Restless) -> None:
     async with fresh_env(daemons("3600"), TASK, timeout_s=5.0):
         restless.start()
         wait_until(lambda: len(restless.alive()) == len(restless.names), "all of them run")

@@ -51,7 +51,7 @@ def reports(usage: dict[str, int] | None) -> Reply:
     return 200, {}, json.dumps(body).encode()
 
 
-def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria(server: ScriptedJudge) -> None:
+def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria_and_a_long_one_is_cut(server: ScriptedJudge) -> None:
     assert marked(judge_at(server.url)) == 0.75
     (request,) = server.requests
     system, user = request["messages"]
@@ -61,6 +61,9 @@ def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria(server: Scrip
     assert shown == {"conversation": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "hello"}]}
     weighted = RUBRIC | {"criteria": {"clear": {"text": "x", "weight": 3}, "right": "y"}}
     assert marked(judge_at(server.url, rubric=weighted)) == (3 * 0.5 + 1) / 4
+    marked(judge_at(server.url, max_chars=1000), "x" * 5000)
+    shown = server.requests[-1]["messages"][1]["content"]
+    assert len(shown) < 1100 and "characters are left out" in shown
 
 
 def test_columns_are_shown_and_one_that_the_task_lacks_fails_the_attempt(server: ScriptedJudge) -> None:
@@ -136,9 +139,7 @@ def test_a_request_that_is_refused_for_good_is_not_repeated(serve: Serve, status
     assert len(server.requests) == 1
 
 
-async def test_equal_requests_are_asked_once_even_at_the_same_time(
-    server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_equal_requests_at_once_are_asked_once(server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.envhub.rewards.judge.MAX_KEPT", 1)
     judge = judge_at(server.url)
     marks = await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
@@ -260,12 +261,6 @@ def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.Mon
         with pytest.raises(ConfigError, match=complaint):
             check_keys({"shop": parts_of("env.rewards", {"judge": settings | named})})
     check_keys({"shop": parts_of("env.rewards", {"judge": settings})})
-
-
-def test_a_long_episode_is_cut_in_its_middle(server: ScriptedJudge) -> None:
-    marked(judge_at(server.url, max_chars=1000), "x" * 5000)
-    shown = server.requests[0]["messages"][1]["content"]
-    assert len(shown) < 1100 and "characters are left out" in shown
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,7 @@ def test_processes_share_a_budget_and_a_new_one_has_no_budget_of_its_own(
     marks(process(redis_client, f"{run_id}-other", server, **settings), "e")  # another run has its own
 
 
-async def test_requests_never_exceed_their_number(
-    redis_client: redis.Redis, run_id: str, server: ScriptedJudge
-) -> None:
+async def test_requests_never_exceed_their_limit(redis_client: redis.Redis, run_id: str, server: ScriptedJudge) -> None:
     processes = [process(redis_client, run_id, server, max_requests=5) for _ in range(3)]
     asked = [judge(episode_of(turn_of(f"{at} {number}"))) for at, judge in enumerate(processes) for number in range(4)]
     found = await asyncio.gather(*asked, return_exceptions=True)

@@ -104,7 +104,7 @@ def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_scor
     assert (result.score, result.success) == (1.0, True)
 
 
-def test_goal_replaces_the_rewards_that_it_names() -> None:
+def test_goal_replaces_the_rewards_that_it_names_and_no_other_part_may_have_the_name_of_one() -> None:
     both = replace(turn_of("x"), rewards={"solved": 1.0, "price": -0.5})
     assert reward_of({"goal": {"weight": 2}}, episode_of(both)).rewards == [{"goal": 1.0}]
     renamed = {"won": {"part": "goal", "component": "solved", "weight": 2}}
@@ -113,6 +113,8 @@ def test_goal_replaces_the_rewards_that_it_names() -> None:
     assert reward_of(in_place, episode_of(both)).rewards == [{"price": -0.5, "solved": 0.0}]
     with pytest.raises(ValueError, match=r"the environment gave no reward 'sold', only price, solv"):
         reward_of({"won": {"part": "goal", "component": "sold"}}, episode_of(both))
+    with pytest.raises(EnvError, match=r"`env\.rewards\.solved`: the environment has a reward of this name"):
+        reward_of({"solved": {"part": "format"}}, episode_of(*TWO))
 
 
 def test_a_part_applies_under_its_condition_and_is_not_measured_otherwise(own: Own) -> None:
@@ -198,11 +200,6 @@ def test_a_function_that_changes_its_columns_changes_no_task(own: Own) -> None:
     for _ in range(2):
         rewards = {"own": {"part": f"{OWN}:emptied"}}
         assert reward_of(rewards, episode_of(*TWO, columns=columns)).values == {"own": 5.0}
-
-
-def test_a_part_with_the_name_of_an_own_reward_fails_the_attempt() -> None:
-    with pytest.raises(EnvError, match=r"`env\.rewards\.solved`: the environment has a reward of this name"):
-        reward_of({"solved": {"part": "format"}}, episode_of(*TWO))
 
 
 @pytest.mark.parametrize(
