@@ -68,11 +68,8 @@ async def test_a_response_has_what_openais_has() -> None:
     (choice,) = response.pop("choices")
     assert [token["logprob"] for token in choice.pop("logprobs")["content"]] == [-0.5, -0.25, 0.0]
     assert choice == {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
-    assert response == {
-        "object": "chat.completion",
-        "model": "policy",
-        "usage": {"prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24},
-    }
+    assert response.pop("usage") == {"prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24}
+    assert response == {"object": "chat.completion", "model": "policy"}
 
 
 async def events_of(path: str, body: object) -> list[Any]:

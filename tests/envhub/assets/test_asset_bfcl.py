@@ -1,6 +1,5 @@
 """BFCL's questions and answers, in files of their true form that are written here."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -11,9 +10,8 @@ import pytest
 
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
-from tests.adapters.held import ALWAYS, keeps
+from tests.adapters.held import ALWAYS, acted, keeps
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
@@ -52,13 +50,7 @@ def said(*calls: tuple[str, dict[str, Any]]) -> str:
 
 def scored(path: str, *replies: str) -> list[float]:
     """The score of each reply to the first question."""
-
-    async def play(reply: str) -> float:
-        env = make_env("bfcl", {"train": path})
-        await env.reset(Task(env="bfcl", split="train", index=0))
-        return (await env.step(reply)).score
-
-    return [asyncio.run(play(reply)) for reply in replies]
+    return [acted("bfcl", {"train": path}, 0, [reply])[-1].score for reply in replies]
 
 
 @pytest.mark.parametrize("check", [*ALWAYS, contract.test_the_expert_solves_its_tasks], ids=lambda each: each.__name__)
@@ -106,9 +98,8 @@ def test_what_may_be_left_out_may_and_nothing_is_added(tmp_path: Path) -> None:
 
 def test_several_calls_come_in_any_order_and_each_counts_once(tmp_path: Path) -> None:
     bern, rome = ("book", {"city": "Bern"}), ("book", {"city": "Rome"})
-    path = written(
-        tmp_path, [{"book": {"city": ["Bern"]}}, {"book": {"city": ["Rome", "Roma"]}}], functions=[function("book")]
-    )
+    calls = [{"book": {"city": ["Bern"]}}, {"book": {"city": ["Rome", "Roma"]}}]
+    path = written(tmp_path, calls, functions=[function("book")])
     assert scored(path, said(bern, rome), said(rome, bern)) == [1, 1]
     assert scored(path, said(bern), said(bern, bern), said(bern, rome, rome)) == [0, 0, 0]
 

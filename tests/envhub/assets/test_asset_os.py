@@ -74,12 +74,10 @@ def written(folder: Path) -> dict[str, str]:
             (folder / "scripts" / name / kind).mkdir(parents=True)
         scripts = folder / "scripts" / name
         (scripts / "check/same.py").write_text("from sys import argv\nexit(int(argv[1]) != int(argv[2]))\n")
-        (scripts / "check/twice.sh").write_text(
-            '#!/bin/bash\n[ "$(twice ab)" = "$(python3 -c \'print("ab" * 2)\')" ] || exit 1\nexit 0\n'
-        )
-        (scripts / "example/twice.sh").write_text(
-            "echo '#!/bin/bash\necho $1$1' > twice\nchmod +x twice && mv twice /usr/local/bin/\n"
-        )
+        right = '[ "$(twice ab)" = "$(python3 -c \'print("ab" * 2)\')" ]'
+        (scripts / "check/twice.sh").write_text(f"#!/bin/bash\n{right} || exit 1\nexit 0\n")
+        made = "echo '#!/bin/bash\necho $1$1' > twice\nchmod +x twice && mv twice /usr/local/bin/\n"
+        (scripts / "example/twice.sh").write_text(made)
     (folder / "data/5").mkdir(parents=True)
     (folder / "data/5/new.json").write_text(json.dumps(PLAYED))
     (folder / "data/dev.json").write_text(json.dumps(PLAYED))

@@ -1,6 +1,5 @@
 """AgentBench's database tasks, BIRD and Spider, from files in their true form that are written here."""
 
-import json
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.sqldb import sqlite_engine
 from tests.adapters.held import USUAL, acted, keeps
 from tests.envhub import test_env_contract as contract
+from tests.envhub.dataset.rows import write_rows
 from tests.envhub.env_cases import Case
 
 CHECKS = [
@@ -41,6 +41,7 @@ def line(description: str, label: list[str], kind: str, rows: list[list[str]]) -
     }
 
 
+SCHOOLS = "CREATE TABLE schools (CDSCode TEXT PRIMARY KEY, `Free Meals` INTEGER, opened DATE)"
 ROWS = [["Yale", "50"], ["Brown", "40"]]
 LINES = [
     line("Who won half?", ["Yale"], "other", ROWS),
@@ -54,9 +55,8 @@ LINES = [
 
 @pytest.fixture
 def dbbench(tmp_path: Path) -> dict[str, str]:
-    path = tmp_path / "standard.jsonl"
-    path.write_text("\n".join(map(json.dumps, LINES)) + "\n")
-    return {"train": str(path), "held_out": str(path)}
+    path = write_rows(tmp_path / "standard.jsonl", LINES)
+    return {"train": path, "held_out": path}
 
 
 @pytest.fixture
@@ -65,10 +65,9 @@ def bird(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "dev_databases" / "schools"
     folder.mkdir(parents=True)
     with sqlite3.connect(folder / "schools.sqlite") as connection:
-        connection.execute("CREATE TABLE schools (CDSCode TEXT PRIMARY KEY, `Free Meals` INTEGER, opened DATE)")
-        connection.executemany(
-            "INSERT INTO schools VALUES (?, ?, ?)", [("01", 7, "1990-05-01"), ("02", 9, "1999-01-01"), ("03", 9, None)]
-        )
+        connection.execute(SCHOOLS)
+        schools = [("01", 7, "1990-05-01"), ("02", 9, "1999-01-01"), ("03", 9, None)]
+        connection.executemany("INSERT INTO schools VALUES (?, ?, ?)", schools)
     connection.close()
     most = "SELECT CDSCode FROM schools WHERE `Free Meals` = (SELECT MAX(`Free Meals`) FROM schools)"
     opened = "SELECT STRFTIME('%Y', opened) FROM schools WHERE CDSCode = '01'"
@@ -77,9 +76,8 @@ def bird(tmp_path: Path) -> dict[str, str]:
         (0, "schools", "Most free meals?", "meals = Free Meals", most, "simple"),
         (1, "schools", "Opened when?", "", opened, "moderate"),
     ]
-    questions = tmp_path / "dev.json"
-    questions.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
-    return {"train": str(questions), "held_out": str(questions), "databases": str(folder.parent)}
+    questions = write_rows(tmp_path / "dev.json", [dict(zip(names, row, strict=True)) for row in rows])
+    return {"train": questions, "held_out": questions, "databases": str(folder.parent)}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -132,34 +130,25 @@ def test_changes_that_are_no_sqlite_are_left_out(dbbench: dict[str, str], caplog
 def test_a_missing_cell_is_null_and_a_table_that_sqlite_cannot_hold_is_left_out(
     dbbench: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = Path(dbbench["train"]).with_name("cells.jsonl")
     held = line("Who is missing?", ["1"], "counting", [[None, "50"]])
     large = line("How large?", ["1"], "counting", [["x" * 4000, "1"]] * 200)
-    path.write_text(json.dumps(held) + "\n" + json.dumps(large))
-    shown = acted("dbbench", {"train": str(path)}, 1, ["sql SELECT Team IS NULL FROM `Team Results`"])[-1]
+    path = write_rows(Path(dbbench["train"]).with_name("cells.jsonl"), [held, large])
+    shown = acted("dbbench", {"train": path}, 1, ["sql SELECT Team IS NULL FROM `Team Results`"])[-1]
     assert shown.messages[0].content.splitlines()[1] == "1"
     assert "left out 1 of 2 tasks: sqlite fails on their own statement or table" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "why"),
+    ("asked", "why"),
     [
-        ("no_kind", LINES[0] | {"type": []}, "line 1: type must name the kind of the task"),
-        ("no_change", LINES[3] | {"label": []}, "line 1: a change must have its SQL statement in label"),
-        ("short_row", line("Who?", ["Yale"], "other", [["Yale"]]), "line 1: each row must have 2 cells"),
+        (LINES[0] | {"type": []}, "line 1: type must name the kind of the task"),
+        (LINES[3] | {"label": []}, "line 1: a change must have its SQL statement in label"),
+        (line("Who?", ["Yale"], "other", [["Yale"]]), "line 1: each row must have 2 cells"),
     ],
 )
-def test_a_task_of_another_form_is_named(tmp_path: Path, name: str, asked: dict[str, Any], why: str) -> None:
-    path = tmp_path / f"{name}.jsonl"
-    path.write_text(json.dumps(asked))
+def test_a_task_of_another_form_is_named(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        make_env("dbbench", {"train": str(path)})
-
-
-def test_a_database_that_cannot_be_read_is_named(bird: dict[str, str]) -> None:
-    (Path(bird["databases"]) / "schools/schools.sqlite").write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(ValueError, match=r"schools\.sqlite cannot be read: file is not a database; give the folder"):
-        make_env("bird", bird)
+        make_env("dbbench", {"train": write_rows(tmp_path / "rows.jsonl", [asked])})
 
 
 def test_rows_are_compared_as_sets_whatever_the_query(bird: dict[str, str]) -> None:
@@ -174,11 +163,7 @@ def test_rows_are_compared_as_sets_whatever_the_query(bird: dict[str, str]) -> N
 
 def test_a_question_comes_with_its_tables_and_its_evidence(bird: dict[str, str]) -> None:
     opening, shown = acted("bird", bird, 0, ["sql SELECT * FROM schools WHERE CDSCode = '03'"])
-    assert opening.messages[1].content.splitlines() == [
-        "CREATE TABLE schools (CDSCode TEXT PRIMARY KEY, `Free Meals` INTEGER, opened DATE)",
-        "Most free meals?",
-        "meals = Free Meals",
-    ]
+    assert opening.messages[1].content.splitlines() == [SCHOOLS, "Most free meals?", "meals = Free Meals"]
     assert shown.messages[0].content == "CDSCode | Free Meals | opened\n03 | 9 | None"
 
 
@@ -215,17 +200,17 @@ def test_the_users_database_is_only_read(bird: dict[str, str], statement: str, m
 
 
 def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environment(bird: dict[str, str]) -> None:
-    path = Path(bird["train"])
     right = {"db_id": "schools", "query": "SELECT count(*) FROM schools", "question": "How many?", "query_toks": []}
     wrong = {"db_id": "schools", "query": "SELECT count(*) FROM pupils", "question": "How many pupils?"}
-    path.with_name("spider.json").write_text(json.dumps([right, wrong]))
-    options = bird | {"train": str(path.with_name("spider.json"))}
+    options = bird | {"train": write_rows(Path(bird["train"]).with_name("spider.json"), [right, wrong])}
     assert acted("bird", options, 0, ["commit SELECT 3"])[-1].success
     with pytest.raises(EnvError, match="the file's own query for 'How many pupils\\?' failed: no such table"):
         acted("bird", options, 1, ["commit SELECT 3"])
 
 
-def test_what_is_missing_is_said_with_what_to_fetch_and_where_to_put_it(bird: dict[str, str], tmp_path: Path) -> None:
+def test_what_is_missing_or_damaged_is_said_with_what_to_fetch_and_where_to_put_it(
+    bird: dict[str, str], tmp_path: Path
+) -> None:
     nowhere, empty = str(tmp_path / "nowhere"), tmp_path / "empty.jsonl"
     empty.write_text("\n")
     for name, options, why in (
@@ -241,3 +226,6 @@ def test_what_is_missing_is_said_with_what_to_fetch_and_where_to_put_it(bird: di
     ):
         with pytest.raises(ValueError, match=why):
             make_env(name, options)
+    (Path(bird["databases"]) / "schools/schools.sqlite").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match=r"schools\.sqlite cannot be read: file is not a database; give the folder"):
+        make_env("bird", bird)

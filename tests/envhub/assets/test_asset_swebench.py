@@ -105,9 +105,8 @@ def test_no_commit_after_or_before_can_be_read(options: dict[str, Any], instance
     clone = folder / "clones/acme__fruit"
     commits = files.git(clone, "log", "--format=%H").split()
     assert commits.index(instance["base_commit"]) == 3
-    ask = "bash git log --all --format=%H; git fsck --lost-found; cat .git/FETCH_HEAD .git/config; " + "; ".join(
-        f"git cat-file -t {commit}" for commit in commits
-    )
+    kinds = "; ".join(f"git cat-file -t {commit}" for commit in commits)
+    ask = f"bash git log --all --format=%H; git fsck --lost-found; cat .git/FETCH_HEAD .git/config; {kinds}"
     answer = said(played(options, [ask])[-1])
     assert answer.count(instance["base_commit"]) == 1 and answer.count("\ncommit\n") == 1
     assert str(folder) not in answer
@@ -153,10 +152,8 @@ def test_files_are_shown_and_edited_by_their_lines_and_a_long_line_is_cut(option
         "view line",
     ]
     _, _, part, odd, edit, left, long, _, listed, _, changes, _, cut = played(options, actions)
-    assert said(part) == (
-        "8 def heaviest(weights):\n9     return min(weights, key=weights.get)\n"
-        "[src/fruit/scales.py has the lines 1 to 9]"
-    )
+    function = "8 def heaviest(weights):\n9     return min(weights, key=weights.get)"
+    assert said(part) == f"{function}\n[src/fruit/scales.py has the lines 1 to 9]"
     assert (said(odd), said(edit)) == ("1 a\n2 b\fb\n3 c", "3 d")
     assert said(left).split() == ["0000000", "a", "\\r", "\\n", "b", "\\f", "b", "\\n", "d", "\\n"]
     assert said(long).splitlines()[-2:] == ["400 400", "[long has the lines 1 to 500]"]

@@ -164,13 +164,8 @@ def product(kind: Kind = SHOE, price: float = 20.0) -> Product:
     )
 
 
-GOAL = Goal(
-    kind=SHOE,
-    attributes=frozenset({"machine wash", "vegan leather"}),
-    options={"0": "navy", "1": "10"},
-    max_price=30.0,
-    product_id="b1",
-)
+WISHES = frozenset({"machine wash", "vegan leather"})
+GOAL = Goal(kind=SHOE, attributes=WISHES, options={"0": "navy", "1": "10"}, max_price=30.0, product_id="b1")
 
 
 def test_the_reward_by_hand_to_which_an_option_that_nobody_asked_for_adds_nothing() -> None:

@@ -19,7 +19,6 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task, Trajectory
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.dataset.checks import CHECKS
-from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.replay.server.server_settings import free_port
 from slipstream.tools.run.check_input import check_env
@@ -46,10 +45,6 @@ def on_rows(folder: Path, rows: list[Any], **options: Any) -> dict[str, Any]:
 @pytest.fixture
 def sums(tmp_path: Path) -> str:
     return write_rows(tmp_path / "sums.jsonl", SUMS)
-
-
-def answered(options: dict[str, Any], reply: str) -> list[Observation]:
-    return acted("dataset", options, 0, [reply])
 
 
 def expert_of(options: dict[str, Any]) -> str:
@@ -110,11 +105,11 @@ def test_parquet_with_chat_prompts_and_nested_columns_is_read(tmp_path: Path) ->
     path = write_rows(tmp_path / "rows.parquet", rows)
     options = {"train": path, "held_out": path, "answer": "reward_model.ground_truth", "system": "Add."}
     options["answer_pattern"] = r"<answer>(.*?)</answer>"
-    opening, end = answered(options, "<answer>4</answer> no: <answer> 5 </answer>")
+    opening, end = acted("dataset", options, 0, ["<answer>4</answer> no: <answer> 5 </answer>"])
     said = [("system", "Add."), ("system", "Be brief."), ("user", "2 + 3?")]
     assert [(message.role, message.content) for message in opening.messages] == said
     assert end.success
-    assert not answered(options, "5")[1].success, "only what the pattern finds is compared"
+    assert not acted("dataset", options, 0, ["5"])[1].success, "only what the pattern finds is compared"
 
 
 def test_the_expert_gives_the_answer_or_the_solution(tmp_path: Path) -> None:
@@ -143,16 +138,10 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is
     end = episode_on(options, "5", rewards={"near": {"part": f"{OWN}:near", "weight": -0.2}})
     assert end.turns[-1].rewards == {"right": 1.0, "near": -0.1}
     assert (end.score, end.success, end.part_values) == (1.0, True, {"near": 0.5})
-    assert seen == [
-        {
-            "prompts": [prompt],
-            "completions": [[{"role": "assistant", "content": "5"}] if is_chat else "5"],
-            "completion_ids": [[*ids(tokenizer, "5"), tokenizer.eos_token_id]],
-            "answer": [5],
-            "prompt": [prompt],
-            "kind": ["sum"],
-        }
-    ]
+    (given,) = seen
+    assert given.pop("completion_ids") == [[*ids(tokenizer, "5"), tokenizer.eos_token_id]]
+    said = [{"role": "assistant", "content": "5"}] if is_chat else "5"
+    assert given == {"prompts": [prompt], "completions": [said], "answer": [5], "prompt": [prompt], "kind": ["sum"]}
 
 
 def test_a_data_set_without_answers_has_the_score_of_a_part(own: Own, tmp_path: Path) -> None:

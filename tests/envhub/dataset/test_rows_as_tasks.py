@@ -69,9 +69,8 @@ def test_files_that_share_tasks_are_named_with_it(name: str, tmp_path: Path, cap
     other = write_rows(tmp_path / "other.jsonl", [*ROWS[190:], {"prompt": "x", "answer": 1}])
     env = config_of(name, train, f"env.options.held_out={other}").env
     make_any_env(name, env.options)
-    assert [record.getMessage() for record in caplog.records if "also train tasks" in record.getMessage()] == [
-        f"{other}: 10 of 11 tasks are also train tasks; remove them from one"
-    ]
+    said = [record.getMessage() for record in caplog.records if "also train tasks" in record.getMessage()]
+    assert said == [f"{other}: 10 of 11 tasks are also train tasks; remove them from one"]
 
 
 def test_a_column_that_only_other_rows_have_is_none_in_either_format_and_a_field_is_not_there(tmp_path: Path) -> None:

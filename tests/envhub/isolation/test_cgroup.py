@@ -42,11 +42,8 @@ def real() -> Iterator[Path]:
 
 
 def test_candidates_are_the_own_cgroup_and_the_one_above_it() -> None:
-    service = "0::/system.slice/slipstream.service/main\n"
-    assert cgroup.candidates(mounts=UNIFIED, own=service) == [
-        Path("/sys/fs/cgroup/system.slice/slipstream.service/main"),
-        Path("/sys/fs/cgroup/system.slice/slipstream.service"),
-    ]
+    service, path = "/system.slice/slipstream.service", "/sys/fs/cgroup/system.slice/slipstream.service"
+    assert cgroup.candidates(mounts=UNIFIED, own=f"0::{service}/main\n") == [Path(f"{path}/main"), Path(path)]
     assert cgroup.candidates(mounts=UNIFIED, own="0::/\n") == [Path("/sys/fs/cgroup")]
     assert cgroup.candidates(mounts=HYBRID, own="4:memory:/a\n0::/\n") == [Path("/sys/fs/cgroup/unified")]
     assert cgroup.candidates(mounts=HYBRID, own="4:memory:/a\n") == []
@@ -61,12 +58,8 @@ def test_a_run_is_put_into_its_cgroup_with_its_limits_before_it_starts(folder: P
     written = {path.name: path.read_text() for path in made.iterdir()}
     pid = written.pop("cgroup.procs")
     assert pid.isdigit() and not Path("/proc", pid).exists()
-    assert written == {
-        "memory.max": str((1 << 29) + 3 * (9 << 20) + (1 << 20)),
-        "memory.swap.max": "0",
-        "pids.max": "36",
-        "cgroup.kill": "1",
-    }
+    memory = str((1 << 29) + 3 * (9 << 20) + (1 << 20))
+    assert written == {"memory.max": memory, "memory.swap.max": "0", "pids.max": "36", "cgroup.kill": "1"}
 
 
 def test_a_cgroup_that_cannot_be_made_is_a_failure_of_the_environment(folder: Path) -> None:

@@ -24,22 +24,14 @@ from tests.waiting import until, wait_until
 def test_a_command_sees_the_tree_and_leaves_a_new_one() -> None:
     finished = run("pwd; ./run.sh; cat a/x.txt; echo new > b; rm -r a; ln -s b link; mkdir c; echo oops >&2; exit 3")
     assert (finished.exit_code, finished.output) == (3, f"{HOME}\nyes\nhi\noops\n")
-    assert finished.tree == {
-        "b": file("new\n"),
-        "c": folder(),
-        "link": Node(kind="link", content=b"b", mode=0o777),
-        "run.sh": TREE["run.sh"],
-    }
+    link = Node(kind="link", content=b"b", mode=0o777)
+    assert finished.tree == {"b": file("new\n"), "c": folder(), "link": link, "run.sh": TREE["run.sh"]}
 
 
 def test_a_tree_that_is_not_touched_comes_back_as_it_was() -> None:
     assert run("true").tree == TREE
-    hidden: Tree = {
-        **TREE,
-        ".git": folder(),
-        ".git/config": file("[core]\n"),
-        "a/.x": Node(kind="link", content=b"\xff", mode=0o777),
-    }
+    link = Node(kind="link", content=b"\xff", mode=0o777)
+    hidden: Tree = {**TREE, ".git": folder(), ".git/config": file("[core]\n"), "a/.x": link}
     assert unpack(pack(hidden)) == hidden
     assert run("true", hidden).tree == hidden
 

@@ -61,9 +61,8 @@ def code_of(completions: list[Any], *, at_once: int = 0, **kwargs: Any) -> list[
         if info["language"] != "python":
             return None
         async with asyncio.Semaphore(at_once):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", program), stdout=asyncio.subprocess.PIPE
-            )
+            command, pipe = (sys.executable, "-c", program), asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(*command, stdout=pipe)
             output, _ = await process.communicate()
         return float(output.decode().strip() == info["output"])
 

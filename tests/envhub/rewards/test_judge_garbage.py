@@ -107,11 +107,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) -> Part:
     """A judge that sends one request at a time."""
-    settings: dict[str, Any] = {"part": "judge", "rubric": RUBRIC, "max_concurrent": 1} | (
-        {"url": server.url, "model": "m"}
-        if kind == "url"
-        else {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}}
-    )
+    own = {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}}
+    settings: dict[str, Any] = {"part": "judge", "rubric": RUBRIC, "max_concurrent": 1}
+    settings |= {"url": server.url, "model": "m"} if kind == "url" else own
     (part,) = parts_of("env.rewards", {"good": settings | ({} if compare == "episode" else {"compare": compare})})
     policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, model=ModelConfig(max_tokens=8192))
     judge_by(policy, {"shop": [part]})
