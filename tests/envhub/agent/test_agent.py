@@ -130,12 +130,6 @@ def script(folder: Path, code: str) -> dict[str, Any]:
     return {"folder": str(folder), "train": str(folder / "tasks.jsonl")}
 
 
-def test_each_episode_has_an_environment_of_its_own_and_all_share_the_rows(tmp_path: Path) -> None:
-    options = {"agent": "tests.envhub.agents:chats", "train": script(tmp_path, "")["train"]}
-    one, other = (make_any_env("agent", options) for _ in range(2))
-    assert isinstance(one, AgentEnv) and isinstance(other, AgentEnv) and one._rows is other._rows
-
-
 COMMAND = ["/usr/bin/python3", "/opt/agent/play.py"]
 
 
@@ -408,8 +402,10 @@ def seen_tasks(options: dict[str, Any], split: str) -> set[str]:
     return {json.dumps(row, sort_keys=True) for row in rows}
 
 
-def test_tasks_are_the_lines_of_a_file_or_have_seeds_and_the_splits_share_none(tmp_path: Path) -> None:
+def test_tasks_are_the_lines_of_a_file_that_all_share_or_have_seeds_and_the_splits_share_none(tmp_path: Path) -> None:
     options = {"train": script(tmp_path, "")["train"]}
+    one, other = (make_any_env("agent", {"agent": "tests.envhub.agents:chats", **options}) for _ in range(2))
+    assert isinstance(one, AgentEnv) and isinstance(other, AgentEnv) and one._rows is other._rows
     train, held_out = seen_tasks(options, "train"), seen_tasks(options, "held_out")
     assert not train & held_out and len(train | held_out) == 40 and held_out
     (tmp_path / "other.jsonl").write_text('{"question": "q"}\n')

@@ -99,7 +99,6 @@ import unittest.mock
 
 from django.scales import count, heaviest
 
-
 class FruitTests(unittest.TestCase):
     def test_heaviest(self):
         self.assertEqual(heaviest({"fig": 1, "plum": 2}), "plum")
@@ -158,7 +157,6 @@ class FruitTests(unittest.TestCase):
         \"""The same words.\"""
         self.fail()
 
-
 class NeverTests(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -172,41 +170,31 @@ class NeverTests(unittest.TestCase):
         "sympy/fruit/tests/test_scales.py",
         """from sympy.scales import count, heaviest
 
-
 class Skipped(Exception):
     pass
-
 
 class XFail(Exception):
     pass
 
-
 def test_heaviest():
     assert heaviest({"fig": 1, "plum": 2}) == "plum"
-
 
 def test_count():
     assert count(["fig"]) == 1
 
-
 def test_skipped():
     raise Skipped
-
 
 def test_expected():
     raise XFail
 
-
 def test_raises():
     raise ValueError
-
 
 def test_twice():
     pass
 
-
 test_again = test_twice
-
 
 def test_twice():
     raise ValueError

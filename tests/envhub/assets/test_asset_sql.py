@@ -208,9 +208,7 @@ def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environme
         acted("bird", options, 1, ["commit SELECT 3"])
 
 
-def test_what_is_missing_or_damaged_is_said_with_what_to_fetch_and_where_to_put_it(
-    bird: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_is_missing_or_damaged_is_said_with_what_to_fetch_and_where(bird: dict[str, str], tmp_path: Path) -> None:
     nowhere, empty = str(tmp_path / "nowhere"), tmp_path / "empty.jsonl"
     empty.write_text("\n")
     for name, options, why in (

@@ -80,14 +80,8 @@ def code_of(completions: list[Any], *, at_once: int = 0, **kwargs: Any) -> list[
 runs_code = update_wrapper(partial(code_of, at_once=2), code_of)
 
 
-def made_too_long(max_tokens: int, num_soft: int) -> Any:
-    def is_too_long(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-        return [max(-1.0, min(0.0, (max_tokens - num_soft - len(ids)) / num_soft)) for ids in completion_ids]
-
-    return is_too_long
-
-
-is_too_long = made_too_long(4, 2)
+def is_too_long(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [max(-1.0, min(0.0, (2 - len(ids)) / 2)) for ids in completion_ids]
 
 
 def reads_text(prompts: list[Any], completions: list[Any], **kwargs: Any) -> list[float]:

@@ -65,6 +65,12 @@ def reward_of(rewards: dict[str, Any], episode: Episode, *, timeout_s: float = 6
     return composed(episode, parts, asyncio.run(measure()))
 
 
+def own_reward(own: Own, function: Any, *, episode: Episode | None = None, **settings: Any) -> Composed:
+    """The reward of `episode`, or else of `TWO`, with this function of the user's as the only part."""
+    own.given = function
+    return reward_of({"own": {"part": f"{OWN}:given", **settings}}, episode or episode_of(*TWO))
+
+
 TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, state="a"))
 
 
@@ -121,25 +127,20 @@ def test_a_part_applies_under_its_condition_and_is_not_measured_otherwise(own: O
     def never(episode: Episode) -> float:
         raise AssertionError("a judge would have been asked for nothing")
 
-    own.never = never
     won = episode_of(turn_of("x", reward=1.0), success=True)
     lost = episode_of(turn_of("x"))
-    part = {"part": f"{OWN}:never"}
     for only_if, episode in (("success", lost), ("failure", won), ("goal", lost)):
-        result = reward_of({"own": part | {"only_if": only_if}}, episode)
+        result = own_reward(own, never, episode=episode, only_if=only_if)
         assert (result.values, result.rewards[0]["own"]) == ({}, 0.0)
     for only_if, episode in (("success", won), ("failure", lost), ("goal", won), ("always", lost)):
         with pytest.raises(AssertionError):
-            reward_of({"own": part | {"only_if": only_if}}, episode)
+            own_reward(own, never, episode=episode, only_if=only_if)
 
 
 def test_a_part_may_be_the_score_where_an_environment_has_none(own: Own) -> None:
-    own.most = lambda episode: 0.8
-    rewards = {"own": {"part": f"{OWN}:most", "success_from": 0.7}}
-    result = reward_of(rewards, episode_of(turn_of("x")))
+    result = own_reward(own, lambda episode: 0.8, episode=episode_of(turn_of("x")), success_from=0.7)
     assert (result.score, result.success) == (0.8, True)
-    own.most = lambda episode: -3
-    result = reward_of(rewards, episode_of(turn_of("x")))
+    result = own_reward(own, lambda episode: -3, episode=episode_of(turn_of("x")), success_from=0.7)
     assert (result.score, result.success, result.rewards[0]["own"]) == (0.0, False, -3.0)
 
 
@@ -150,9 +151,8 @@ def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: Own
         seen.append(episode)
         return [0.25, 0.5]
 
-    own.steps = steps
     episode = episode_of(*TWO)
-    result = reward_of({"own": {"part": f"{OWN}:steps", "weight": 2}}, episode)
+    result = own_reward(own, steps, episode=episode, weight=2)
     assert [turn["own"] for turn in result.rewards] == [0.5, 1.0] and result.values == {"own": 0.75}
     assert seen == [episode]
     assert [message["content"] for message in episode.messages] == ["say", "look", "on", "look"]
@@ -160,14 +160,12 @@ def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: Own
 
 @pytest.mark.parametrize("result", [0.25, [0.25], (0.25,), [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
 def test_a_number_may_be_of_any_kind(own: Own, result: Any) -> None:
-    own.quarter = lambda episode: result
-    assert reward_of({"own": {"part": f"{OWN}:quarter"}}, episode_of(*TWO)).values == {"own": 0.25}
+    assert own_reward(own, lambda episode: result).values == {"own": 0.25}
 
 
 def test_a_function_that_does_not_apply_is_not_recorded(own: Own) -> None:
     for nothing in (None, [None]):
-        own.nothing = lambda episode, nothing=nothing: nothing
-        result = reward_of({"own": {"part": f"{OWN}:nothing"}}, episode_of(*TWO))
+        result = own_reward(own, lambda episode, nothing=nothing: nothing)
         assert (result.values, result.rewards[1]["own"]) == ({}, 0.0)
 
 
@@ -176,9 +174,8 @@ BAD = [[], [1.0, 2.0, 3.0], ["1"], "1", math.nan, {}, [[1.0]], [10**400], np.zer
 
 @pytest.mark.parametrize("result", BAD, ids=str)
 def test_a_function_that_returns_no_number_fails_the_attempt(own: Own, result: Any) -> None:
-    own.bad = lambda episode: result
     with pytest.raises(EnvError, match=r"must return one finite number \(in a list or not\)"):
-        reward_of({"own": {"part": f"{OWN}:bad"}}, episode_of(*TWO))
+        own_reward(own, lambda episode: result)
 
 
 def test_a_number_beyond_any_reward_and_a_slow_function_fail_the_attempt(own: Own) -> None:
@@ -186,10 +183,10 @@ def test_a_number_beyond_any_reward_and_a_slow_function_fail_the_attempt(own: Ow
         await asyncio.sleep(3600)
         return 0.0
 
-    own.huge, own.slow = lambda episode: 1e300, slow
     with pytest.raises(EnvError, match=r"1e\+300 with weight 1 is beyond 1e\+12; set min and max"):
-        reward_of({"own": {"part": f"{OWN}:huge"}}, episode_of(*TWO))
-    assert reward_of({"own": {"part": f"{OWN}:huge", "max": 3}}, episode_of(*TWO)).values == {"own": 3.0}
+        own_reward(own, lambda episode: 1e300)
+    assert own_reward(own, lambda episode: 1e300, max=3).values == {"own": 3.0}
+    own.slow = slow
     with pytest.raises(EnvError, match=r"no answer within `env\.step_timeout_s` = 0\.1 s"):
         reward_of({"own": {"part": f"{OWN}:slow"}}, episode_of(*TWO), timeout_s=0.1)
 
