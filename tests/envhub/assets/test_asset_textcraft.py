@@ -42,6 +42,7 @@ def item(name: str) -> dict[str, str]:
     return {"item": f"minecraft:{name}"}
 
 
+LOGS = {"tag": "minecraft:logs"}
 RECIPES = (
     {
         "stick": shaped("stick", ["#", "#"], {"#": {"tag": "minecraft:planks"}}, 4),
@@ -50,9 +51,7 @@ RECIPES = (
         "iron_ingot": shapeless("iron_ingot", [item("iron_block")], 9),
         "book": shapeless("book", [item("paper"), item("paper"), item("paper"), item("leather")]),
         "smelted": {"type": "minecraft:smelting", "ingredient": item("sand"), "result": "minecraft:glass"},
-        "campfire": shaped(
-            "campfire", [" S ", "SCS", "LLL"], {"S": item("stick"), "C": item("coal"), "L": {"tag": "minecraft:logs"}}
-        ),
+        "campfire": shaped("campfire", [" S ", "SCS", "LLL"], {"S": item("stick"), "C": item("coal"), "L": LOGS}),
         "lever": shaped("lever", ["#"], {"#": item("stone"), "X": item("stick")}),
         "dye": {"type": "minecraft:crafting_shapeless", "ingredients": [item("bone")], "result": "minecraft:dye"},
     }

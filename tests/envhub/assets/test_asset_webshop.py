@@ -1,6 +1,5 @@
 """WebShop, from files in its true form that are written here, and its reward with words that match nearly."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.assets.webshop import _prices, read_data
 from slipstream.envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from slipstream.envhub.catalogue import make_env
@@ -30,6 +28,8 @@ COLOURS, THINGS = ("navy", "teal", "olive"), ("sneaker", "lamp", "backpack", "bl
 def item(number: int) -> dict[str, Any]:
     """A product as items_shuffle.json has it, with some of the fields that are not needed."""
     thing = THINGS[number % len(THINGS)]
+    colours = [{"value": colour, "image": None, "is_selected": False} for colour in COLOURS]
+    choices = {"Color": colours, "Size": [{"value": "10/11"}, {"value": "X-Large [EU]"}], "Style": None}
     return {
         "asin": f"B0{number:08d}",
         "name": f"Acme{number} {thing.title()} for Home, Machine Washable",
@@ -39,13 +39,7 @@ def item(number: int) -> dict[str, Any]:
         "full_description": f"A {thing} to like." if number % 2 else None,
         "small_description": ["Closes with a zipper", None] if number % 3 else "One line",
         "pricing": ["$12.50", "$1,012.50 to $1,020.00", "", None][number % 4],
-        "customization_options": {
-            "Color": [{"value": colour, "image": None, "is_selected": False} for colour in COLOURS],
-            "Size": [{"value": "10/11"}, {"value": "X-Large [EU]"}],
-            "Style": None,
-        }
-        if number % 5
-        else "",
+        "customization_options": choices if number % 5 else "",
         "images": ["https://example.com/x.jpg"],
         "average_rating": 4.5,
         "brand": "Acme",
@@ -123,15 +117,13 @@ def test_an_instruction_names_a_bound_above_the_price(folder: str) -> None:
 
 
 def test_pages_are_those_of_shop(folder: str) -> None:
-    env = make_env("webshop", {"folder": folder})
-    opening = asyncio.run(env.reset(Task(env="webshop", split="train", index=0)))
+    actions = ["search[Acme7 backpack]", "click[B000000007]", "click[10 | 11]", "click[B000000008]"]
+    opening, found, page, chosen, other = acted("webshop", {"folder": folder}, 0, actions)
     assert opening.messages[1].content.startswith("WebShop [SEP] Instruction: [SEP] i want number ")
-    found = asyncio.run(env.step("search[Acme7 backpack]"))
     assert "B000000007 [SEP] Acme7 Backpack for Home, Machine Washable [SEP] $100.00" in found.messages[0].content
-    page = asyncio.run(env.step("click[B000000007]")).messages[0].content
-    assert "color [SEP] navy [SEP] teal [SEP] olive [SEP] size [SEP] 10 | 11" in page
-    assert "10 | 11 (chosen)" in asyncio.run(env.step("click[10 | 11]")).messages[0].content
-    assert not asyncio.run(env.step("click[B000000008]")).valid_action
+    assert "color [SEP] navy [SEP] teal [SEP] olive [SEP] size [SEP] 10 | 11" in page.messages[0].content
+    assert "10 | 11 (chosen)" in chosen.messages[0].content
+    assert not other.valid_action
 
 
 @pytest.mark.parametrize(
@@ -196,14 +188,7 @@ def test_the_type_of_what_was_bought_scales_it() -> None:
     assert type_reward(product(Kind(name="canvas", category=("q",))), asked) == 1.0
 
 
-def test_products_without_an_instruction_are_named(tmp_path: Path) -> None:
-    for name, content in (("shuffle", [item(0)]), ("ins_v2", {}), ("human_ins", {})):
-        (tmp_path / f"items_{name}.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"products`: the first 7 products in .* have no instructions; increase it"):
-        make_env("webshop", {"folder": str(tmp_path), "products": 7})
-
-
-def test_what_is_missing_is_said_with_what_to_fetch(folder: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_said_with_what_to_fetch_or_to_increase(folder: str, tmp_path: Path) -> None:
     for options, why in (
         ({}, "`env.options.folder` must be set; get items_shuffle.json"),
         ({"folder": str(tmp_path)}, ".*items_shuffle.json does not exist; get items_shuffle.json"),
@@ -214,3 +199,7 @@ def test_what_is_missing_is_said_with_what_to_fetch(folder: str, tmp_path: Path)
     (tmp_path / "items_shuffle.json").write_text('[{"asin": "B1"}]')
     with pytest.raises(ValueError, match=r"items_shuffle\.json: Object missing required field `name`"):
         make_env("webshop", {"folder": str(tmp_path)})
+    for name, content in (("shuffle", [item(0)]), ("ins_v2", {}), ("human_ins", {})):
+        (tmp_path / f"items_{name}.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"products`: the first 7 products in .* have no instructions; increase it"):
+        make_env("webshop", {"folder": str(tmp_path), "products": 7})

@@ -67,16 +67,13 @@ def gaia_of_openmanus(folder: Path) -> Form:
 
 def dbbench(folder: Path) -> Form:
     table = '"Team Results"'
-    update, insert, delete = (
-        f"UPDATE {table} SET \"Win %\"='60' WHERE Team='Yale'",
-        f"INSERT INTO {table} VALUES ('Penn', '9')",
-        f"DELETE FROM {table} WHERE Team='Brown'",
-    )
+    update, insert = f"UPDATE {table} SET \"Win %\"='60' WHERE Team='Yale'", f"INSERT INTO {table} VALUES ('Penn', '9')"
     asked = [(["Yale"], "other", '["Yale"]', '["Brown"]'), (["2.0"], "counting", "[2]", "[3]")]
     asked += [(["Brown", "Yale"], "ranking", '["Yale", "Brown"]', '["Yale"]')]
     asked += [(["45"], "aggregation-AVG", "[45]", "[4]")]
     asked += [(["none"], "other", '["none"]', "[]"), (["50"], "aggregation-MAX", '["50"]', '["40"]')]
-    changes = [(update, "UPDATE"), (insert, "INSERT"), (delete, "DELETE"), (insert, "INSERT")]
+    changes = [(update, "UPDATE"), (insert, "INSERT"), (insert, "INSERT")]
+    changes += [(f"DELETE FROM {table} WHERE Team='Brown'", "DELETE")]
     lines = [line(f"Q{n}?", label, kind, ROWS) for n, (label, kind, *_) in enumerate(asked)]
     lines += [line(f"Change {n}.", [statement], kind, ROWS) for n, (statement, kind) in enumerate(changes)]
     return Form(
@@ -97,12 +94,9 @@ def questions_of_sql(folder: Path, *, query: str) -> Form:
     connection.close()
     select = "SELECT number FROM sales WHERE item = 'item{}'"
     rows = [{"db_id": "shop", "question": f"How many of item{n}?", query: select.format(n)} for n in NUMBERS]
-    return Form(
-        env="bird",
-        options=both(folder / "dev.json", rows) | {"databases": str(folder / "databases")},
-        right=[[f"commit SELECT {n}"] for n in NUMBERS],
-        wrong=[[f"commit SELECT {n + 1}"] for n in NUMBERS],
-    )
+    options = both(folder / "dev.json", rows) | {"databases": str(folder / "databases")}
+    right, wrong = [[f"commit SELECT {n}"] for n in NUMBERS], [[f"commit SELECT {n + 1}"] for n in NUMBERS]
+    return Form(env="bird", options=options, right=right, wrong=wrong)
 
 
 def bird(folder: Path) -> Form:
@@ -178,9 +172,8 @@ def agentbench_kg(folder: Path) -> Form:
 
 def webshop(folder: Path) -> Form:
     other = ["search[Acme1 lamp]", "click[B000000001]", "click[Buy Now]"]  # dear, and without an option
-    return Form(
-        env="webshop", options={"folder": test_asset_webshop.written(folder)}, right=[EXPERT] * 10, wrong=[other] * 10
-    )
+    options = {"folder": test_asset_webshop.written(folder)}
+    return Form(env="webshop", options=options, right=[EXPERT] * 10, wrong=[other] * 10)
 
 
 def textcraft(folder: Path) -> Form:
@@ -206,12 +199,8 @@ def bfcl(folder: Path) -> Form:
     answers = [[{"book": {"days": [n], "city": ["Bern", ""]}}, {"book": {"days": [n + 20]}}] for n in NUMBERS]
     path = test_asset_bfcl.written(folder, *answers, functions=[test_asset_bfcl.function("book", "days")])
     said = [test_asset_bfcl.said(("book", {"days": n + 20}), ("book", {"days": n, "city": "bern"})) for n in NUMBERS]
-    return Form(
-        env="bfcl",
-        options={"train": path},
-        right=[[reply] for reply in said],
-        wrong=[[reply.replace("days", "day", 1)] for reply in said],
-    )
+    right, wrong = [[reply] for reply in said], [[reply.replace("days", "day", 1)] for reply in said]
+    return Form(env="bfcl", options={"train": path}, right=right, wrong=wrong)
 
 
 def recorded_calls(folder: Path) -> Form:

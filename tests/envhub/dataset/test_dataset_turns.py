@@ -1,11 +1,9 @@
 """Data sets with several turns and tools: recorded conversations in which the policy gives the replies."""
 
-import asyncio
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +63,6 @@ def said(observation: Observation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in observation.messages]
 
 
-def played(options: dict[str, Any], written: Callable[[str], str] = str) -> tuple[list[str], list[str]]:
-    """What the expert says at each turn, which is taken as `written` has it, and what follows."""
-
-    async def play() -> tuple[list[str], list[str]]:
-        env, replies, answers = make_env("dataset", options), list[str](), list[str]()
-        observation = await env.reset(Task(env="dataset", split="train", index=0))
-        while not observation.done:
-            replies.append(env.expert())
-            observation = await env.step(written(replies[-1]))
-            answers.append(observation.messages[-1].content)
-        assert observation.success
-        return replies, answers
-
-    return asyncio.run(play())
-
-
 def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: dict[str, Any]) -> None:
     opening, first, second = acted("dataset", trip, 0, ["I guess so.", "It is 12."])
     assert [role for role, _ in said(opening)] == ["system", "user"]
@@ -130,7 +112,7 @@ def spaced(text: str) -> str:
     return " ".join(re.findall(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]", text))
 
 
-def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_the_record(tmp_path: Path) -> None:
+async def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_the_record(tmp_path: Path) -> None:
     replies = [
         text_of("weather_of", town="New York", on_day="2026-05-01"),
         text_of("weather_of", town="Bern"),
@@ -140,9 +122,13 @@ def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_t
     said += [("assistant", replies[1]), ("tool", "21"), ("assistant", replies[2])]
     messages = [{"role": role, "content": content} for role, content in said]
     rows = [{"messages": messages, "answer": 12, "tools": [WEATHER]}]
-    experts, results = played(on_rows(tmp_path, rows, **OPTIONS), spaced)
-    assert [spaced(reply) for reply in experts] == [spaced(reply) for reply in replies], "the record continues"
-    assert results[:2] == ["12", "21"]
+    env, results = make_env("dataset", on_rows(tmp_path, rows, **OPTIONS)), list[str]()
+    await env.reset(Task(env="dataset", split="train", index=0))
+    for reply in replies:
+        assert spaced(env.expert()) == spaced(reply), "the record continues"
+        observation = await env.step(spaced(env.expert()))
+        results.append(observation.messages[-1].content)
+    assert results[:2] == ["12", "21"] and observation.success
 
 
 def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: dict[str, Any], own: Own) -> None:

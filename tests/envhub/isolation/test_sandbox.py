@@ -250,14 +250,10 @@ def test_no_exit_code_of_a_command_is_taken_for_the_sandboxs_own(code: int) -> N
 def test_hostile_tars_are_refused_and_never_waited_for() -> None:
     good = pack(TREE)
     header = good[:512]
-    for bad in (
-        b"",
-        good[:1200],
-        header[:124] + b"77777777777\0" + header[136:] + bytes(1024),
-        header[:124] + b"-0000000001\0" + header[136:] + bytes(1024),
-        header[:124] + b"\x80" + b"\xff" * 11 + header[136:] + bytes(1024),
-        b"../../etc/cron".ljust(100, b"\0") + header[100:] + bytes(1024),
-    ):
+    sizes = (b"77777777777\0", b"-0000000001\0", b"\x80" + b"\xff" * 11)
+    of_wrong_size = [header[:124] + size + header[136:] + bytes(1024) for size in sizes]
+    outside = b"../../etc/cron".ljust(100, b"\0") + header[100:] + bytes(1024)
+    for bad in (b"", good[:1200], *of_wrong_size, outside):
         with pytest.raises(TreeError):
             unpack(bad)
     device = header[:156] + b"3" + header[157:] + bytes(1024)
