@@ -87,17 +87,14 @@ def test_whatever_a_function_does_fails_the_attempt_and_the_next_is_served(funct
             value_of(function, episode_of(turn_of("x")))
 
 
-def test_a_function_that_hangs_is_ended_and_the_next_episode_gets_another_process() -> None:
+def test_a_function_keeps_its_process_between_calls_until_it_hangs_and_the_next_episode_gets_another() -> None:
+    assert [value_of("counts", episode_of(turn_of("x"))) for _ in range(3)] == [1, 2, 3]
     assert value_of("hangs", episode_of(turn_of("x"))) == 1.0  # its process is up
     for _ in range(2):
         with pytest.raises(EnvError, match=r"no answer within `env\.step_timeout_s` = 1 s"):
             value_of("hangs", episode_of(turn_of("x"), success=True), timeout_s=1)
         assert value_of("hangs", episode_of(turn_of("x"))) == 1.0
     workers_of(f"{OTHERS}:hangs").end()
-
-
-def test_what_a_function_keeps_stays_between_calls() -> None:
-    assert [value_of("counts", episode_of(turn_of("x"))) for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_column_that_no_process_can_get_is_named() -> None:

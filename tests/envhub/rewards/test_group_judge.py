@@ -40,8 +40,7 @@ def compared(judge: Judge, members: list[Shown]) -> list[float]:
 
 
 def asked(request: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(request["messages"][1]["content"])
-    return found
+    return dict(json.loads(request["messages"][1]["content"]))
 
 
 def replies_of(request: dict[str, Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import redis
 
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.judge import Judge
-from slipstream.envhub.rewards.part import book_on, parts_of
+from slipstream.envhub.rewards.part import book_on, judge_of, parts_of
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.keys import key
 from tests.actors.scripted_judge import ScriptedJudge, completion, impatient
@@ -30,9 +30,7 @@ def process(client: redis.Redis, run_id: str, server: ScriptedJudge, **settings:
     given = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC, **settings}
     parts = parts_of("env.rewards", {"clear": given})
     book_on(JudgeAccount(client, run_id).add, [parts])
-    measure = parts[0].measure
-    assert isinstance(measure, Judge)
-    return measure
+    return judge_of(parts[0])  # type: ignore[return-value]
 
 
 def marks(judge: Judge, *replies: str) -> None:
