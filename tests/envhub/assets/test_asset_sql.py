@@ -72,10 +72,8 @@ def bird(tmp_path: Path) -> dict[str, str]:
     most = "SELECT CDSCode FROM schools WHERE `Free Meals` = (SELECT MAX(`Free Meals`) FROM schools)"
     opened = "SELECT STRFTIME('%Y', opened) FROM schools WHERE CDSCode = '01'"
     names = ("question_id", "db_id", "question", "evidence", "SQL", "difficulty")
-    rows = [
-        (0, "schools", "Most free meals?", "meals = Free Meals", most, "simple"),
-        (1, "schools", "Opened when?", "", opened, "moderate"),
-    ]
+    rows = [(0, "schools", "Most free meals?", "meals = Free Meals", most, "simple")]
+    rows += [(1, "schools", "Opened when?", "", opened, "moderate")]
     questions = write_rows(tmp_path / "dev.json", [dict(zip(names, row, strict=True)) for row in rows])
     return {"train": questions, "held_out": questions, "databases": str(folder.parent)}
 

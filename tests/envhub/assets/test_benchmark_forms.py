@@ -76,12 +76,9 @@ def dbbench(folder: Path) -> Form:
     changes += [(f"DELETE FROM {table} WHERE Team='Brown'", "DELETE")]
     lines = [line(f"Q{n}?", label, kind, ROWS) for n, (label, kind, *_) in enumerate(asked)]
     lines += [line(f"Change {n}.", [statement], kind, ROWS) for n, (statement, kind) in enumerate(changes)]
-    return Form(
-        env="dbbench",
-        options=both(folder / "standard.jsonl", lines),
-        right=[*([f"answer {given}"] for *_, given, _ in asked), *([f"sql {each}", "commit"] for each, _ in changes)],
-        wrong=[*([f"answer {given}"] for *_, given in asked), *([f"sql {update} OR 1", "commit"] for _ in changes)],
-    )
+    right = [*([f"answer {given}"] for *_, given, _ in asked), *([f"sql {each}", "commit"] for each, _ in changes)]
+    wrong = [*([f"answer {given}"] for *_, given in asked), *([f"sql {update} OR 1", "commit"] for _ in changes)]
+    return Form(env="dbbench", options=both(folder / "standard.jsonl", lines), right=right, wrong=wrong)
 
 
 def questions_of_sql(folder: Path, *, query: str) -> Form:
@@ -118,12 +115,9 @@ def agentbench_os(folder: Path) -> Form:
     rows = [*words, *(test_asset_os.asked(*each) for each in files), *modes]
     (folder / "data/5/new.json").write_text(json.dumps(rows))
     given = [*(f"w{n}" for n in range(4)), "1", "2", "3"]
-    return Form(
-        env="agentbench_os",
-        options={"train": options["train"]},
-        right=[*([f"Act: answer({each})"] for each in given), *([["bash chmod 660 ~/notes/*", "Act: finish"]] * 3)],
-        wrong=[*([f"Act: answer({each}0)"] for each in given), *([["Act: finish"]] * 3)],
-    )
+    right = [*([f"Act: answer({each})"] for each in given), *([["bash chmod 660 ~/notes/*", "Act: finish"]] * 3)]
+    wrong = [*([f"Act: answer({each}0)"] for each in given), *([["Act: finish"]] * 3)]
+    return Form(env="agentbench_os", options={"train": options["train"]}, right=right, wrong=wrong)
 
 
 class Makers(Asked):
@@ -153,21 +147,16 @@ def agentbench_kg(folder: Path) -> Form:
     ]
     (folder / "vocab.json").write_text(json.dumps({"relations": ["made.by.it"], "attributes": [], "classes": []}))
     (folder / "fb_roles").write_text("maker made.by.it thing\n")
-    options = {"ontology": str(folder), "sparql_url": makers.freebase.url}
+    options = both(folder / "std.json", rows) | {"ontology": str(folder), "sparql_url": makers.freebase.url}
     ways = [
         [f"get_neighbors(m.{n},made.by.it)", *(["count(#0)", "answer(#1)"] if n % 2 else ["answer(#0)"])]
         for n in NUMBERS
     ]
-    return Form(
-        env="agentbench_kg",
-        options=both(folder / "std.json", rows) | options,
-        right=ways,
-        wrong=[
-            [*way[:-1], f"get_neighbors(m.{9 - n},made.by.it)", "answer(#0)" if n % 2 else "answer(#1)"]
-            for n, way in enumerate(ways)
-        ],
-        end=makers.close,
-    )
+    wrong = [
+        [*way[:-1], f"get_neighbors(m.{9 - n},made.by.it)", "answer(#0)" if n % 2 else "answer(#1)"]
+        for n, way in enumerate(ways)
+    ]
+    return Form(env="agentbench_kg", options=options, right=ways, wrong=wrong, end=makers.close)
 
 
 def webshop(folder: Path) -> Form:
@@ -187,12 +176,9 @@ def swebench(folder: Path) -> Form:
     write_environment(folder / "environments" / "acme__fruit-1.2")
     rows = [instance | {"instance_id": f"acme__fruit-{n}"} for n in NUMBERS]
     options = {name: str(folder / name) for name in ("clones", "environments", "checkouts")}
-    return Form(
-        env="swebench",
-        options=both(folder / "test.jsonl", rows) | options,
-        right=[EXPERT] * 10,
-        wrong=[["edit src/fruit/scales.py 9\n    return max(sorted(weights), key=weights.get)", "submit"]] * 10,
-    )
+    options |= both(folder / "test.jsonl", rows)
+    half = ["edit src/fruit/scales.py 9\n    return max(sorted(weights), key=weights.get)", "submit"]
+    return Form(env="swebench", options=options, right=[EXPERT] * 10, wrong=[half] * 10)
 
 
 def bfcl(folder: Path) -> Form:
@@ -220,12 +206,10 @@ def recorded_calls(folder: Path) -> Form:
         for n in NUMBERS
     ]
     call = '<tool_call>{{"name": "weather", "arguments": {{"town": {}}}}}</tool_call>'
-    return Form(
-        env="dataset",
-        options=both(folder / "trips.jsonl", rows) | {"conversation": "messages", "tools": "tools", "check": "number"},
-        right=[[call.format(n), f"{n + 20} degrees"] for n in NUMBERS],
-        wrong=[[call.format(n), f"{n} degrees"] for n in NUMBERS],
-    )
+    options = both(folder / "trips.jsonl", rows) | {"conversation": "messages", "tools": "tools", "check": "number"}
+    right = [[call.format(n), f"{n + 20} degrees"] for n in NUMBERS]
+    wrong = [[call.format(n), f"{n} degrees"] for n in NUMBERS]
+    return Form(env="dataset", options=options, right=right, wrong=wrong)
 
 
 FORMS: tuple[Callable[[Path], Form], ...] = (

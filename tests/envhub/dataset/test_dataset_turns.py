@@ -165,14 +165,8 @@ def test_results_with_ids_belong_to_their_calls_in_any_order(tmp_path: Path) -> 
 
 def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
     look = {"role": "assistant", "content": "", "tool_calls": [call("look")]}
-    messages = [
-        {"role": "user", "content": "Look twice."},
-        look,
-        {"role": "tool", "content": "closed"},
-        look,
-        {"role": "tool", "content": "open"},
-        {"role": "assistant", "content": "open"},
-    ]
+    messages = [{"role": "user", "content": "Look twice."}, look, {"role": "tool", "content": "closed"}, look]
+    messages += [{"role": "tool", "content": "open"}, {"role": "assistant", "content": "open"}]
     rows = [{"messages": messages, "answer": "open", "tools": [{"name": "look"}]}]
     options = on_rows(tmp_path, rows, **(OPTIONS | {"check": "exact"}))
     _, *looks, end = acted("dataset", options, 0, [*[text_of("look")] * 3, "open"])
