@@ -149,14 +149,11 @@ async def test_a_path_or_method_that_does_not_exist_names_those_that_do() -> Non
     assert (await post("models", {}))[0] == 405
 
 
-async def test_a_prompt_without_room_is_refused_in_openais_words() -> None:
-    status, response = await post("chat/completions", {"messages": [{"role": "user", "content": "x" * 100}]})
-    assert status == 400 and response["error"]["code"] == "context_length_exceeded"
-    assert "maximum context length is 64 tokens, and the prompt has 119" in response["error"]["message"]
-
-
-async def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
+async def test_a_prompt_without_room_and_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
     async with served() as side:
+        status, response = await side.post("chat/completions", {"messages": [{"role": "user", "content": "x" * 100}]})
+        assert (status, response["error"]["code"], side.prompts) == (400, "context_length_exceeded", [])
+        assert "maximum context length is 64 tokens, and the prompt has 119" in response["error"]["message"]
         assert (await side.post("chat/completions", CHAT | {"n": 3}))[0] == 200
         status, response = await side.post("chat/completions", CHAT | {"n": 2})
         assert (status, response["error"]["code"]) == (400, "max_turns_exceeded")
@@ -210,15 +207,7 @@ async def test_the_reward_is_posted_once() -> None:
         assert side.endpoint.reward == {"right": 1.0}
 
 
-async def test_a_call_after_the_end_of_the_episode_reaches_nothing() -> None:
-    async with served() as side:
-        pass
-    async with aiohttp.ClientSession() as client:
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await client.post(f"{side.url}/chat/completions", json=CHAT, headers=side.key)
-
-
-async def test_a_call_of_an_episode_that_cannot_continue_says_so() -> None:
+async def test_a_call_of_an_episode_that_cannot_continue_says_so_and_one_after_its_end_reaches_nothing() -> None:
     async def over(wanted: Request) -> Reply:
         raise EnvError("the episode is over")
 
@@ -226,3 +215,6 @@ async def test_a_call_of_an_episode_that_cannot_continue_says_so() -> None:
         side.endpoint._generate = over
         status, response = await side.post("chat/completions", CHAT | {"n": 2})
         assert (status, response["error"]["message"]) == (503, "the episode is over")
+    async with aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.post(f"{side.url}/chat/completions", json=CHAT, headers=side.key)

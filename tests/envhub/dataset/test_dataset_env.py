@@ -228,7 +228,7 @@ def test_a_malformed_row_is_named(tmp_path: Path, row: Any, message: str) -> Non
     assert message in str(error.value)
 
 
-def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_data_set_of_a_file_or_a_hub_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, named, torn = tmp_path / "empty.jsonl", tmp_path / "rows.csv", tmp_path / "torn.parquet"
     for path in (empty, named):
         path.write_text("")
@@ -243,9 +243,6 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
             make_env("dataset", {"train": str(path)})
     with pytest.raises(ValueError, match=r"none is in the split held_out.*set `env\.options\.held_out`"):
         make_env("dataset", {"train": write_rows(tmp_path / "one.jsonl", SUMS[:1])})
-
-
-def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises(ValueError, match=r"needs the package datasets.*run `pip install datasets`"):
         make_env("dataset", {"train": "hub:openai/gsm8k:main:train"})

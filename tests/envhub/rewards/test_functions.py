@@ -1,7 +1,5 @@
 """Reward functions of others, unmodified, in processes of their own."""
 
-import asyncio
-import json
 import logging
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.function import SILENT_EPISODES, workers_of
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.tools.run.check_input import check_env
+from tests.envhub.dataset.rows import write_rows
 from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of
 from tests.waiting import wait_until
 
@@ -102,16 +101,13 @@ def test_a_column_that_no_process_can_get_is_named() -> None:
         value_of("made", replied("x", TEXT, world=object()))
 
 
-def test_a_function_that_never_gives_a_number_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_function_that_never_gives_a_number_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     (part,) = parts_of("env.rewards", {"x": {"part": f"{OTHERS}:forgets_return"}})
-
-    async def play(number: int) -> None:
-        for _ in range(number):
-            assert await part.values(replied("5", TEXT), timeout_s=60) is None
-
-    asyncio.run(play(SILENT_EPISODES - 1))
+    for _ in range(SILENT_EPISODES - 1):
+        assert await part.values(replied("5", TEXT), timeout_s=60) is None
     assert not caplog.records
-    asyncio.run(play(SILENT_EPISODES))
+    for _ in range(SILENT_EPISODES):
+        assert await part.values(replied("5", TEXT), timeout_s=60) is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
@@ -121,8 +117,7 @@ def test_a_function_that_never_gives_a_number_is_reported_once(caplog: pytest.Lo
 
 
 def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"prompt": TEXT, "solution": "$5$", "answer": 5}) + "\n")
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": TEXT, "solution": "$5$", "answer": 5}])
     options = [f"env.options.{split}={path}" for split in ("train", "held_out")]
     config = load_config(None, ["env.name=dataset", *options, "env.options.check=number"])
 
@@ -149,9 +144,8 @@ def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
     away = EnvConfig(name="remote", options={"url": "http://127.0.0.1:1", "env": "shop"}, rewards={"format": {}})
     check_env(away)  # its server may start later
     config.env.options["check"] = "number"
-    path = tmp_path / "others.jsonl"
-    path.write_text(json.dumps({"prompt": TEXT, "right": 5}) + "\n")
-    config.env.options |= {"train": str(path), "held_out": str(path), "answer": "right"}
+    path = write_rows(tmp_path / "others.jsonl", [{"prompt": TEXT, "right": 5}])
+    config.env.options |= {"train": path, "held_out": path, "answer": "right"}
     with pytest.raises(ConfigError, match="data_source, solution_str, ground_truth and extra_info: missing a required"):
         try_function("compute_score")
 

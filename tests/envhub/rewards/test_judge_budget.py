@@ -40,26 +40,21 @@ def marks(judge: Judge, *replies: str) -> None:
     asyncio.run(all_of())
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"max_total_tokens": 21}, "the budget of this run is spent: max_total_tokens is 21, and it has used 21"),
-        ({"max_requests": 3}, "the budget of this run is spent: max_requests is 3, and it has used 3"),
-    ],
-)
+@pytest.mark.parametrize(("name", "most"), [("max_total_tokens", 21), ("max_requests", 3)])
 def test_processes_share_a_budget_and_a_new_one_has_no_budget_of_its_own(
-    redis_client: redis.Redis, run_id: str, server: ScriptedJudge, settings: dict[str, int], why: str
+    redis_client: redis.Redis, run_id: str, server: ScriptedJudge, name: str, most: int
 ) -> None:
-    one, other = (process(redis_client, run_id, server, **settings) for _ in range(2))
+    why = f"the budget of this run is spent: {name} is {most}, and it has used {most}"
+    one, other = (process(redis_client, run_id, server, **{name: most}) for _ in range(2))
     marks(one, "a", "b")
     marks(other, "c")
-    for judge in (one, other, process(redis_client, run_id, server, **settings)):
+    for judge in (one, other, process(redis_client, run_id, server, **{name: most})):
         with pytest.raises(EnvError, match=why):
             marks(judge, "d")
     assert len(server.requests) == 3
-    marks(process(redis_client, run_id, server, **{name: 2 * most for name, most in settings.items()}), "d")
+    marks(process(redis_client, run_id, server, **{name: 2 * most}), "d")
     assert len(server.requests) == 4, "a resumed run with a larger budget continues"
-    marks(process(redis_client, f"{run_id}-other", server, **settings), "e")  # another run has its own
+    marks(process(redis_client, f"{run_id}-other", server, **{name: most}), "e")  # another run has its own
 
 
 async def test_requests_never_exceed_their_limit(redis_client: redis.Redis, run_id: str, server: ScriptedJudge) -> None:

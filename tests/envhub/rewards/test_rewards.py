@@ -72,34 +72,31 @@ def own_reward(own: Own, function: Any, *, episode: Episode | None = None, **set
 
 
 TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, state="a"))
+BAD = [[], [1.0, 2.0, 3.0], ["1"], "1", math.nan, {}, [[1.0]], [10**400], np.zeros(3), [1.0, None], [math.inf, 1]]
+MEASURED: list[tuple[dict[str, Any], Any]] = [
+    ({"part": "goal"}, [0.0, 1.0]),
+    ({"part": "goal", "component": "solved"}, [0.0, 1.0]),
+    ({"part": "length", "budget_tokens": 4}, 1.0),
+    ({"part": "length", "budget_tokens": 100}, 0.0),
+    ({"part": "length", "budget_turns": 1, "max": 0.5}, 0.5),
+    ({"part": "format"}, 0.5),
+    ({"part": "efficiency"}, 0.75),
+    ({"part": "efficiency", "only_if": "failure"}, None),
+    ({"part": "invalid_actions"}, [1.0, 0.0]),
+    ({"part": "invalid_actions", "max": 0.25}, [0.25, 0.0]),
+    ({"part": "repetition"}, [0.0, 1.0]),
+    ({"part": "prediction"}, [0.0, 0.0]),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"part": "goal"}, [0.0, 1.0]),
-        ({"part": "goal", "component": "solved"}, [0.0, 1.0]),
-        ({"part": "length", "budget_tokens": 4}, 1.0),
-        ({"part": "length", "budget_tokens": 100}, 0.0),
-        ({"part": "length", "budget_turns": 1, "max": 0.5}, 0.5),
-        ({"part": "format"}, 0.5),
-        ({"part": "efficiency"}, 0.75),
-        ({"part": "efficiency", "only_if": "failure"}, None),
-        ({"part": "invalid_actions"}, [1.0, 0.0]),
-        ({"part": "invalid_actions", "max": 0.25}, [0.25, 0.0]),
-        ({"part": "repetition"}, [0.0, 1.0]),
-        ({"part": "prediction"}, [0.0, 0.0]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("settings", "expected"), MEASURED, ids=str)
 def test_a_measure_gives_what_it_says(settings: dict[str, Any], expected: Any) -> None:
     (part,) = parts_of("env.rewards", {"x": settings})
     assert asyncio.run(part.values(episode_of(*TWO, success=True), timeout_s=60)) == expected
 
 
 def test_every_measure_is_tried() -> None:
-    (mark,) = [mark for mark in test_a_measure_gives_what_it_says.pytestmark if mark.name == "parametrize"]
-    assert {settings["part"] for settings, _ in mark.args[1]} == set(MEASURES)
+    assert {settings["part"] for settings, _ in MEASURED} == set(MEASURES)
 
 
 def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_score_nor_success() -> None:
@@ -167,9 +164,6 @@ def test_a_function_that_does_not_apply_is_not_recorded(own: Own) -> None:
     for nothing in (None, [None]):
         result = own_reward(own, lambda episode, nothing=nothing: nothing)
         assert (result.values, result.rewards[1]["own"]) == ({}, 0.0)
-
-
-BAD = [[], [1.0, 2.0, 3.0], ["1"], "1", math.nan, {}, [[1.0]], [10**400], np.zeros(3), [1.0, None], [math.inf, 1]]
 
 
 @pytest.mark.parametrize("result", BAD, ids=str)
