@@ -33,6 +33,7 @@ from tests.waiting import until
 TOKENIZER = merging_tokenizer(CHATML)
 VOCABULARY = len(TOKENIZER)
 A, B = (ids(TOKENIZER, text)[0] for text in "ab")
+COMMAND = ["/usr/bin/python3", "/opt/agent/play.py"]
 DEADLINE_S = 60.0
 LONG = replace(ALLOWANCE, max_tokens=1000, step_timeout_s=DEADLINE_S)
 
@@ -128,9 +129,6 @@ def script(folder: Path, code: str) -> dict[str, Any]:
     (folder / "play.py").write_text(agents.WITH_URLLIB + code)
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{row}"}) + "\n" for row in range(40)))
     return {"folder": str(folder), "train": str(folder / "tasks.jsonl")}
-
-
-COMMAND = ["/usr/bin/python3", "/opt/agent/play.py"]
 
 
 @pytest.mark.parametrize(

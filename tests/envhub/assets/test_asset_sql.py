@@ -167,26 +167,24 @@ def test_a_question_comes_with_its_tables_and_its_evidence(bird: dict[str, str])
 
 LONG_CELL = f"replace('{'x' * 300}', 'x', '{'x' * 330}')"  # 99,000 of them
 FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) SELECT i FROM n"
+REFUSED = [
+    "DELETE FROM schools",
+    "UPDATE schools SET opened = 1",
+    "DROP TABLE schools",
+    "ATTACH 'x.db' AS x",
+    "PRAGMA user_version",
+    "SELECT random()",
+    "SELECT hex(zeroblob(100000000))",
+    "SELECT * FROM nowhere",
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+    f"SELECT {LONG_CELL} FROM ({FEW}), ({FEW})",
+    f"SELECT max(instr({LONG_CELL} || a.i, substr({LONG_CELL}, 50000) || a.i || b.i)) FROM ({FEW}) a, ({FEW}) b",
+    f"SELECT replace({LONG_CELL}, 'x', 'xx')",
+    f"SELECT 'x' LIKE '{'%x' * 40}'",
+]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM schools",
-        "UPDATE schools SET opened = 1",
-        "DROP TABLE schools",
-        "ATTACH 'x.db' AS x",
-        "PRAGMA user_version",
-        "SELECT random()",
-        "SELECT hex(zeroblob(100000000))",
-        "SELECT * FROM nowhere",
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
-        f"SELECT {LONG_CELL} FROM ({FEW}), ({FEW})",
-        f"SELECT max(instr({LONG_CELL} || a.i, substr({LONG_CELL}, 50000) || a.i || b.i)) FROM ({FEW}) a, ({FEW}) b",
-        f"SELECT replace({LONG_CELL}, 'x', 'xx')",
-        f"SELECT 'x' LIKE '{'%x' * 40}'",
-    ],
-)
+@pytest.mark.parametrize("statement", REFUSED)
 def test_the_users_database_is_only_read(bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_engine, "MAX_FILE_OPERATIONS", 1_000_000)  # a fraction of a second
     monkeypatch.setattr(sqlite_engine, "MAX_FILE_CPU_S", 1.0)

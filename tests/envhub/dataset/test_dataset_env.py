@@ -177,10 +177,9 @@ def test_a_function_or_a_judge_that_needs_a_missing_column_is_refused_before_the
 
 def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "dataset.md").read_text()
-    row, settings, function = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)[:3]
-    (tmp_path / "sums.jsonl").write_text(row)
-    (tmp_path / "sums.yaml").write_text(settings)
-    (tmp_path / "my_rewards.py").write_text(function)
+    blocks = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)
+    for name, block in zip(("sums.jsonl", "sums.yaml", "my_rewards.py"), blocks[:3], strict=True):
+        (tmp_path / name).write_text(block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (part,) = load_config("sums.yaml", ["env.options.held_out=sums.jsonl"]).env.entries().values()
