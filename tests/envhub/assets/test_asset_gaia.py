@@ -16,14 +16,12 @@ from tests.envhub.env_cases import Case, said
 # As in 2023/validation/metadata.jsonl.
 NAMES = ("task_id", "Question", "Level", "Final answer", "file_name", "Annotator Metadata")
 STEPS = {"Steps": "1. add", "Number of steps": "1"}
-QUESTIONS: list[dict[str, Any]] = [
-    dict(zip(NAMES, row, strict=True))
-    for row in (
-        ("c61d22de-5f6c-4958-a7f6-5e9707bd3466", "What is 600 + 634?", 1, "1234", "", STEPS),
-        ("32102e3e-d12a-4209-9163-7b3a104efe5d", "What is the sum of the column?", 2, "42", "32102e3e.csv", {}),
-        ("99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3", "Which bytes?", 3, "pie, 3", "99c9cc74.mp3", {}),
-    )
+ROWS = [
+    ("c61d22de-5f6c-4958-a7f6-5e9707bd3466", "What is 600 + 634?", 1, "1234", "", STEPS),
+    ("32102e3e-d12a-4209-9163-7b3a104efe5d", "What is the sum of the column?", 2, "42", "32102e3e.csv", {}),
+    ("99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3", "Which bytes?", 3, "pie, 3", "99c9cc74.mp3", {}),
 ]
+QUESTIONS: list[dict[str, Any]] = [dict(zip(NAMES, row, strict=True)) for row in ROWS]
 CHECKS = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
 
 

@@ -125,13 +125,8 @@ def test_it_is_judged_as_in_agentbench(options: dict[str, str], index: int, acti
 
 
 def test_a_command_is_roots_in_a_root_directory_on_what_the_last_one_left(options: dict[str, str]) -> None:
-    way = [
-        "bash id -un; pwd; cat /root/word; echo x > /etc/x; mkdir -p /srv/a; rm -r /opt; cd /srv",
-        "bash pwd; cat /etc/x; ls -d /srv/a /opt",
-        "bash true",
-        "bash seq 1000",
-        "bash seq 1000; exit 137",
-    ]
+    change = "bash id -un; pwd; cat /root/word; echo x > /etc/x; mkdir -p /srv/a; rm -r /opt; cd /srv"
+    way = [change, "bash pwd; cat /etc/x; ls -d /srv/a /opt", "bash true", "bash seq 1000", "bash seq 1000; exit 137"]
     turns = acted("agentbench_os", options, WORD_AT, way)[1:]
     first, second, third, fourth, fifth = (turn.messages[0].content for turn in turns)
     assert first == "The output of the OS:\n\nroot\n/\nplum\n"

@@ -42,26 +42,21 @@ def item(name: str) -> dict[str, str]:
     return {"item": f"minecraft:{name}"}
 
 
-LOGS = {"tag": "minecraft:logs"}
+LOGS, SIGN, STICK = {"tag": "minecraft:logs"}, ["###", "###", " X "], item("stick")
 RECIPES = (
     {
         "stick": shaped("stick", ["#", "#"], {"#": {"tag": "minecraft:planks"}}, 4),
-        "torch": shaped("torch", ["X", "#"], {"X": [item("coal"), item("charcoal")], "#": item("stick")}, 4),
+        "torch": shaped("torch", ["X", "#"], {"X": [item("coal"), item("charcoal")], "#": STICK}, 4),
         "iron_block": shaped("iron_block", ["###", "###", "###"], {"#": item("iron_ingot")}),
         "iron_ingot": shapeless("iron_ingot", [item("iron_block")], 9),
         "book": shapeless("book", [item("paper"), item("paper"), item("paper"), item("leather")]),
         "smelted": {"type": "minecraft:smelting", "ingredient": item("sand"), "result": "minecraft:glass"},
-        "campfire": shaped("campfire", [" S ", "SCS", "LLL"], {"S": item("stick"), "C": item("coal"), "L": LOGS}),
-        "lever": shaped("lever", ["#"], {"#": item("stone"), "X": item("stick")}),
+        "campfire": shaped("campfire", [" S ", "SCS", "LLL"], {"S": STICK, "C": item("coal"), "L": LOGS}),
+        "lever": shaped("lever", ["#"], {"#": item("stone"), "X": STICK}),
         "dye": {"type": "minecraft:crafting_shapeless", "ingredients": [item("bone")], "result": "minecraft:dye"},
     }
     | {f"{wood}_planks": shapeless(f"{wood}_planks", [item(f"{wood}_log")], 4, "planks") for wood in WOODS}
-    | {
-        f"{wood}_sign": shaped(
-            f"{wood}_sign", ["###", "###", " X "], {"#": item(f"{wood}_planks"), "X": item("stick")}, 3
-        )
-        for wood in WOODS
-    }
+    | {f"{wood}_sign": shaped(f"{wood}_sign", SIGN, {"#": item(f"{wood}_planks"), "X": STICK}, 3) for wood in WOODS}
 )
 
 

@@ -113,11 +113,8 @@ def spaced(text: str) -> str:
 
 
 async def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_the_record(tmp_path: Path) -> None:
-    replies = [
-        text_of("weather_of", town="New York", on_day="2026-05-01"),
-        text_of("weather_of", town="Bern"),
-        "It is 21 degrees; the day before: 12.",
-    ]
+    replies = [text_of("weather_of", town="New York", on_day="2026-05-01"), text_of("weather_of", town="Bern")]
+    replies += ["It is 21 degrees; the day before: 12."]
     said = [("user", "How warm is it?"), ("assistant", replies[0]), ("tool", "12")]
     said += [("assistant", replies[1]), ("tool", "21"), ("assistant", replies[2])]
     messages = [{"role": role, "content": content} for role, content in said]
