@@ -45,38 +45,26 @@ def asked() -> Iterator[Asked]:
         yield asked
 
 
-@pytest.mark.parametrize(
-    ("name", "query"),
-    [
-        ("m.0zd6", "SELECT DISTINCT ?x WHERE { VALUES ?x { ns:m.0zd6 } } LIMIT 20000"),
-        ("#0", "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . } LIMIT 20000"),
-        (
-            "#1",
-            "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?xs . "
-            "?xs ns:computer.computer.designer ?x . } LIMIT 20000",
-        ),
-        (
-            "#2",
-            "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
-            "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . } "
-            "LIMIT 20000",
-        ),
-        (
-            "#3",
-            "SELECT DISTINCT ?x WHERE { { SELECT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
-            "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . "
-            "?x ns:people.person.born ?xn . } ORDER BY DESC(?xn) LIMIT 1 } } LIMIT 20000",
-        ),
-        (
-            "#4",
-            "SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
-            "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . }",
-        ),
-    ],
-)
-def test_a_variable_is_queried_by_its_whole_program(asked: Asked, name: str, query: str) -> None:
+QUERIES = {
+    "m.0zd6": "SELECT DISTINCT ?x WHERE { VALUES ?x { ns:m.0zd6 } } LIMIT 20000",
+    "#0": "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . } LIMIT 20000",
+    "#1": "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?xs . "
+    "?xs ns:computer.computer.designer ?x . } LIMIT 20000",
+    "#2": "SELECT DISTINCT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
+    "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . } "
+    "LIMIT 20000",
+    "#3": "SELECT DISTINCT ?x WHERE { { SELECT ?x WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
+    "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . "
+    "?x ns:people.person.born ?xn . } ORDER BY DESC(?xn) LIMIT 1 } } LIMIT 20000",
+    "#4": "SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE { ns:m.0zd6 ns:computer.computer.includes_models ?x . "
+    "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . }",
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_variable_is_queried_by_its_whole_program(asked: Asked, name: str) -> None:
     asyncio.run(asked.freebase.members(FOUND, name))
-    assert asked.queries == [f"PREFIX ns: <http://rdf.freebase.com/ns/> {query}"]
+    assert asked.queries == [f"PREFIX ns: <http://rdf.freebase.com/ns/> {QUERIES[name]}"]
 
 
 def test_rows_are_freebases_own_names_without_their_prefix(asked: Asked) -> None:
