@@ -37,11 +37,6 @@ def test_a_learner_whose_groups_come_late_by_the_newest_weights_waits_in_few_ste
 
 def test_the_number_falls_again_once_the_learner_is_the_limit() -> None:
     haste = Haste()
-    for _ in range(9):
-        haste.after_step(waited=True)
-    for _ in range(200):
-        haste.after_step(waited=False)
-    haste.after_step(waited=True)
-    haste.after_step(waited=False)
-    haste.after_step(waited=False)
+    for waited in (*[True] * 9, *[False] * 200, True, False, False):
+        haste.after_step(waited=waited)
     assert not haste

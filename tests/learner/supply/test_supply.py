@@ -78,6 +78,10 @@ class Scene:
     def ledger(self) -> Ledger:
         return self.learner.ledger()
 
+    @property
+    def under_way(self) -> int:
+        return self.ledger.queued + self.ledger.leased + self.ledger.ready
+
 
 @pytest.fixture
 def scene(buffer: Views, run_id: str, shutdown: Shutdown) -> Scene:
@@ -95,8 +99,7 @@ def test_what_was_reopened_is_too_old_by_the_steps_since_a_resume_and_not_by_the
     at = msgspec.structs.replace(begun.resumed_as(10), step=steps_since, policy_version=10 + steps_since)
     supply = scene.supply("replay.max_lag=2", "learner.claim_timeout_s=0.3", first=at.next_group_id)
     if steps_since <= 2:
-        batch = supply.next_batch(at, scene.shutdown)
-        assert batch is not None and len(batch.groups) == 2 and scene.ledger.dropped == {}
+        assert len(supply.next_batch(at, scene.shutdown).groups) == 2 and scene.ledger.dropped == {}
     else:
         with pytest.raises(SupplyDried):
             supply.next_batch(at, scene.shutdown)
@@ -118,8 +121,7 @@ def test_as_many_groups_are_admitted_as_the_lag_allows(
     supply = scene.supply(f"replay.target_lag={lag}", f"learner.steps={steps}")
     for step in admitted:
         supply.admit(step, [], published_version=0)
-    ledger = scene.ledger
-    assert ledger.queued + ledger.leased + ledger.ready + ledger.claimed == num_under_way
+    assert scene.under_way + scene.ledger.claimed == num_under_way
 
 
 def test_every_state_but_trained_and_dropped_takes_up_room(scene: Scene) -> None:
@@ -154,23 +156,15 @@ def test_a_batch_is_whole_and_in_order_of_ids(scene: Scene) -> None:
     scene.work()  # 1, 2 and 3
     scene.buffer.earn(first, 0.0, 1.0)
     batch = scene.batch(supply)
-    assert ids(batch.groups) == [1, 2]
+    assert (ids(batch.groups), batch.num_dropped, batch.next_group_id) == ([1, 2], {}, 4)
     assert [[member.total_reward for member in group.trajectories] for group in batch.groups] == [[0, 1], [0, 1]]
-    assert batch.num_dropped == {}
-    assert batch.next_group_id == 4
 
 
-@pytest.mark.parametrize(
-    ("lag", "num_steps", "num_opened", "num_ready"),
-    [
-        (1, 9, 10, 2),  # the last two groups had one step left to be used in
-        (0, 4, 4, 0),  # synchronous
-    ],
-)
+@pytest.mark.parametrize(("lag", "num_steps", "num_opened", "num_ready"), [(1, 9, 10, 2), (0, 4, 4, 0)])
 def test_groups_that_are_used_twice_are_half_as_many(
     scene: Scene, lag: int, num_steps: int, num_opened: int, num_ready: int
 ) -> None:
-    """Actors always keep up."""
+    """Actors always keep up. With a lag, the last two groups had one step left to be used in."""
     supply = scene.supply("replay.max_uses=2", f"replay.target_lag={lag}", f"learner.steps={num_steps}")
     batches = []
     for step in range(1, num_steps + 1):
@@ -201,8 +195,7 @@ def test_no_group_is_used_twice_in_one_step(scene: Scene) -> None:
     scene.dries(scene.supply(*twice, first=2))
     ledger = scene.ledger
     assert (ledger.dropped, ledger.ready, ledger.ready_uses) == ({"zero_variance": 1}, 1, 1)
-    assert ledger.queued >= 1  # another for this step: 1 has been used in it
-    assert scene.buffer.audit() == []
+    assert ledger.queued >= 1 and scene.buffer.audit() == []  # another for this step: 1 has been used in it
 
 
 def test_groups_without_variance_are_dropped_and_replaced(scene: Scene) -> None:
@@ -211,12 +204,10 @@ def test_groups_without_variance_are_dropped_and_replaced(scene: Scene) -> None:
     scene.work(lambda group_id: equal.get(group_id, (0.0, 1.0)))
     # The useless ones come with the first claim, although 3 alone is no batch; no actor plays their replacements yet.
     scene.dries(scene.supply("learner.claim_timeout_s=0.2", first=4))
-    ledger = scene.ledger
-    assert ledger.dropped == {"zero_variance": 3}
     # Beside 3, three must teach, and 40 % are expected to: two as if before the first, and none of three.
-    assert (ledger.claimed, ledger.ready, ledger.queued) == (0, 1, 8)
-    assert ledger.balanced
-    assert scene.buffer.audit() == []
+    ledger = scene.ledger
+    assert (ledger.dropped, ledger.claimed, ledger.ready, ledger.queued) == ({"zero_variance": 3}, 0, 1, 8)
+    assert ledger.balanced and scene.buffer.audit() == []
 
 
 @pytest.mark.parametrize(
@@ -232,11 +223,9 @@ def test_ready_groups_count_as_far_as_they_teach(scene: Scene, settings: tuple[s
     supply = scene.admitted("replay.target_lag=2", *settings)
     scene.work(lambda group_id: (0.0, float(group_id % 2 or group_id < 2)))
     assert scene.batch(supply) is not None
-    ledger = scene.ledger
-    assert (ledger.ready, ledger.ready_equal) == (4, 2)
+    assert (scene.ledger.ready, scene.ledger.ready_equal) == (4, 2)
     supply.admit(2, [], published_version=1)
-    assert scene.ledger.opened - 6 == num_opened
-    assert scene.buffer.audit() == []
+    assert scene.ledger.opened - 6 == num_opened and scene.buffer.audit() == []
 
 
 def test_groups_that_are_not_urgent_prefer_the_newest_weights(scene: Scene) -> None:
@@ -259,15 +248,10 @@ def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(scene: Sce
         for member in (0, 1):
             attempt = scene.buffer.attempt(lease, member)
             sooner = member == 1 and lease.ticket.group_id == 1
-            turns = [
-                turn(start, start + 1, float(earns), state=state)
-                for start, state, earns in ((2, "start", sooner), (3, "next", not sooner))
-            ]
+            turns = [turn(2, 3, float(sooner), state="start"), turn(3, 4, float(not sooner), state="next")]
             scene.actor.insert(lease, msgspec.structs.replace(attempt, turns=turns))
     scene.dries(supply)
-    ledger = scene.ledger
-    assert ledger.dropped == {"zero_variance": 3}
-    assert ledger.claimed == 1
+    assert (scene.ledger.dropped, scene.ledger.claimed) == ({"zero_variance": 3}, 1)
 
 
 def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(scene: Scene) -> None:
@@ -277,8 +261,7 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(scene: S
     scene.dries(supply)
     assert scene.ledger.dropped == {"other_sampling": 4}
     scene.work()
-    batch = scene.batch(supply)
-    assert {group.ticket.sampling.temperature for group in batch.groups} == {1.0}
+    assert {group.ticket.sampling.temperature for group in scene.batch(supply).groups} == {1.0}
 
 
 @pytest.mark.parametrize("advantage", ["group_standardised", "gigpo", "gae", "reinforce_pp"])
@@ -295,8 +278,7 @@ def test_groups_of_trees_are_dropped_where_an_objective_counts_tokens_twice(scen
     other = config("replay.group_size=3", "learner.claim_timeout_s=0.2")
     other.objective.advantage = advantage
     scene.dries(Supply(scene.learner, other, first_group_id=4))
-    ledger = scene.ledger
-    assert (ledger.dropped, ledger.claimed) == ({"other_sampling": 3}, 1), "only group 0 has no fork"
+    assert (scene.ledger.dropped, scene.ledger.claimed) == ({"other_sampling": 3}, 1), "only group 0 has no fork"
 
 
 def test_a_step_takes_the_oldest_groups_whatever_they_earned_where_none_is_dropped(scene: Scene) -> None:
@@ -312,8 +294,7 @@ def test_a_batch_counts_what_was_dropped_on_its_way(scene: Scene) -> None:
     supply = scene.admitted()
     scene.work(lambda group_id: (0.0, float(group_id >= 2)))
     batch = scene.batch(supply)
-    assert ids(batch.groups) == [2, 3]
-    assert batch.num_dropped == {"zero_variance": 2} and batch.dropped_returns == [0.0] * 4
+    assert (ids(batch.groups), batch.num_dropped, batch.dropped_returns) == ([2, 3], {"zero_variance": 2}, [0.0] * 4)
     # Two more must teach, and two of three are expected to: two as if before the first, and two of four.
     assert [lease.ticket.group_id for lease in scene.work()] == [4, 5, 6]
 
@@ -328,9 +309,8 @@ def test_the_last_steps_leave_no_group_over(scene: Scene) -> None:
     for step in range(1, 13):
         assert scene.batch(supply, step) is not None
         opened.append(scene.ledger.opened)
-    ledger = scene.ledger
     assert opened[9] - opened[8] == pytest.approx(6, abs=3), "a step needs two that teach"
-    assert (ledger.claimed, ledger.queued, ledger.leased, ledger.ready) == (24, 0, 0, 0)
+    assert (scene.ledger.claimed, scene.under_way) == (24, 0)
 
 
 def test_a_synchronous_step_opens_and_trains_the_same_groups_whichever_are_fast(scene: Scene) -> None:
@@ -344,10 +324,9 @@ def test_a_synchronous_step_opens_and_trains_the_same_groups_whichever_are_fast(
 
         supply = run.supply(*SYNCHRONOUS, sleep=play)
         found = [ids(run.batch(supply, step).groups) for step in range(1, 7)]
-        ledger = run.ledger
-        assert ledger.balanced and ledger.queued + ledger.leased + ledger.ready == 0
-        assert set(ledger.dropped) == {"zero_variance", "surplus"}, "some steps opened more than they needed"
-        return [*found, [ledger.opened]]
+        assert run.ledger.balanced and run.under_way == 0
+        assert set(run.ledger.dropped) == {"zero_variance", "surplus"}, "some steps opened more than they needed"
+        return [*found, [run.ledger.opened]]
 
     other_id = f"{scene.run_id}-other"
     other = make_buffer(scene.buffer.client, other_id)
@@ -366,15 +345,11 @@ def test_a_synchronous_step_replaces_a_group_while_later_ones_are_played_and_wai
         lease = leases.pop(min(leases))
         scene.buffer.earn(lease, 0.0, float(lease.ticket.group_id not in (0, 2)))
 
-    supply = scene.supply(*SYNCHRONOUS, sleep=end_one)
-    batch = scene.batch(supply)
-    assert ids(batch.groups) == [1, 3]
+    batch = scene.batch(scene.supply(*SYNCHRONOUS, sleep=end_one))
     # Two are opened; after group 0 two of three are expected to teach, so two more are; after group 2 one more is.
-    assert under_way == [(0, 1), (1, 3), (2, 3), (3, 4)]
-    assert leases.keys() == {4}
+    assert (ids(batch.groups), under_way) == ([1, 3], [(0, 1), (1, 3), (2, 3), (3, 4)])
     assert batch.num_dropped == {"zero_variance": 2, "surplus": 1} == scene.ledger.dropped
-    ledger = scene.ledger
-    assert ledger.queued + ledger.leased + ledger.ready == 0
+    assert leases.keys() == {4} and scene.under_way == 0
 
 
 def test_a_synchronous_step_waits_for_no_group_that_has_failed_for_good(scene: Scene) -> None:
@@ -386,29 +361,20 @@ def test_a_synchronous_step_waits_for_no_group_that_has_failed_for_good(scene: S
                 continue
             scene.buffer.earn(lease, 0.0, 1.0)
 
-    supply = scene.supply(*SYNCHRONOUS, sleep=play)
-    batch = scene.batch(supply)
-    assert ids(batch.groups) == [1, 2]
-    assert scene.ledger.dropped == {"env_failure": 1}
+    batch = scene.batch(scene.supply(*SYNCHRONOUS, sleep=play))
+    assert (ids(batch.groups), scene.ledger.dropped) == ([1, 2], {"env_failure": 1})
 
 
 def test_groups_that_grew_too_old_are_dropped_and_replaced(scene: Scene) -> None:
     supply = scene.admitted("learner.claim_timeout_s=0.2", "replay.max_lag=1")
     scene.work()
     scene.dries(supply, 3, 2)
-    assert scene.ledger.dropped == {"too_old": 4}
-    assert scene.ledger.queued == 4
+    assert (scene.ledger.dropped, scene.ledger.queued) == ({"too_old": 4}, 4)
 
 
 def test_a_dry_supply_says_what_the_buffer_holds(scene: Scene) -> None:
     supply = scene.supply("learner.claim_timeout_s=0.1")
     scene.dries(supply, 7, match=r"step 7: no complete batch within .*are actors running.*4 groups queued")
-
-
-FAILED_BEFORE = (
-    r"are actors running, and do their episodes end\? No attempt has failed since this wait began; 1 failed before it, "
-    r"the last one: env_failure: the sun shone \("
-)
 
 
 def test_an_earlier_failure_is_not_blamed(redis_client: redis.Redis, run_id: str, shutdown: Shutdown) -> None:
@@ -418,11 +384,11 @@ def test_an_earlier_failure_is_not_blamed(redis_client: redis.Redis, run_id: str
     lease = leased(scene.buffer)
     scene.actor.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="the sun shone")
     scene.actor.release(lease)
-    scene.dries(supply, match=FAILED_BEFORE)
+    before = "No attempt has failed since this wait began; 1 failed before it, the last one: env_failure: the sun shone"
+    scene.dries(supply, match=rf"are actors running, and do their episodes end\? {before} \(")
 
     def fails_meanwhile(_: float) -> None:
-        lease = scene.actor.lease("a")
-        if lease is not None:
+        if (lease := scene.actor.lease("a")) is not None:
             scene.actor.fail(lease, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it rained")
 
     supply = scene.supply("learner.claim_timeout_s=0.3", first=4, sleep=fails_meanwhile)
@@ -464,22 +430,19 @@ def batch_of_equals(scene: Scene, *, returns: tuple[float, float], **of_supply: 
         else:
             time.sleep(0.05)
 
-    supply = scene.supply("learner.claim_timeout_s=3", sleep=sleep, **of_supply)
-    return scene.batch(supply)
+    return scene.batch(scene.supply("learner.claim_timeout_s=3", sleep=sleep, **of_supply))
 
 
 def test_a_learner_that_was_asked_to_stop_gets_no_batch(scene: Scene) -> None:
     scene.shutdown.requested.set()
-    supply = scene.supply()
-    assert supply.next_batch(ahead_of(1), scene.shutdown) is None
+    assert scene.batch(scene.supply()) is None
 
 
 def test_the_order_of_tasks_visits_all_before_any_twice_and_follows_the_seed() -> None:
     first_lap = [task_index(position, 50, 7) for position in range(50)]
     second_lap = [task_index(position, 50, 7) for position in range(50, 100)]
     assert sorted(first_lap) == sorted(second_lap) == list(range(50))
-    assert first_lap != second_lap
-    assert first_lap != list(range(50))
+    assert first_lap != second_lap and first_lap != list(range(50))
     assert [task_index(position, 50, 7) for position in range(50)] == first_lap
     assert [task_index(position, 50, 8) for position in range(50)] != first_lap
 

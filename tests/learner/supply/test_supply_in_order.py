@@ -1,41 +1,31 @@
 """A synchronous step after a resume, and beside a quarantined group."""
 
-import redis
-
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.records.ticket import Lease
-from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, ahead_of, config, scene
+from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, config, scene
 from tests.replay.records.attempts import ids, leased, make_buffer
 
 __all__ = ["scene"]  # the fixture
 
 
-def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(
-    scene: Scene, redis_client: redis.Redis
-) -> None:
+def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(scene: Scene) -> None:
     """Four groups are played for step 1 when its learner is killed, and the later ones are finished first."""
     killed = scene.supply(*SYNCHRONOUS)
     killed._taught += [False, False]
     killed.admit(1, [], published_version=0)
     leases = [leased(scene.buffer) for _ in range(4)]
 
-    after = make_buffer(redis_client, scene.run_id).learner
+    after = make_buffer(scene.buffer.client, scene.run_id).learner
     after.acquire_epoch()
-    start = ahead_of(1)
-    supply = Supply(
-        after,
-        config(*SYNCHRONOUS),
-        first_group_id=start.next_group_id,
-        sleep=lambda _: scene.buffer.earn(leases.pop(), 0.0, 1.0),
-    )
-    batch = supply.next_batch(start, scene.shutdown)
-    assert batch is not None and ids(batch.groups) == [0, 1]
+    sleep = lambda _: scene.buffer.earn(leases.pop(), 0.0, 1.0)  # noqa: E731
+    batch = scene.batch(Supply(after, config(*SYNCHRONOUS), first_group_id=0, sleep=sleep))
+    assert ids(batch.groups) == [0, 1]
     ledger = after.ledger()
     assert (ledger.queued, ledger.leased, ledger.ready) == (0, 0, 0), "none is left for the next step"
     assert ledger.dropped == {"surplus": 2} == batch.num_dropped
 
 
-def test_a_synchronous_step_leaves_a_quarantined_group_in_quarantine(scene: Scene, redis_client: redis.Redis) -> None:
+def test_a_synchronous_step_leaves_a_quarantined_group_in_quarantine(scene: Scene) -> None:
     """Groups 0 and 2 teach nothing, so that five are opened. Group 4 is finished first, and its payload is poison."""
     leases = dict[int, Lease]()
 
@@ -44,12 +34,11 @@ def test_a_synchronous_step_leaves_a_quarantined_group_in_quarantine(scene: Scen
         group_id = 4 if 4 in leases else min(leases)
         scene.buffer.earn(leases.pop(group_id), 0.0, float(group_id not in (0, 2)))
         if group_id == 4:
-            for name in redis_client.scan_iter(f"{scene.buffer.base}:blob:4:*"):
-                redis_client.set(name, b"garbage")
+            for name in scene.buffer.names("blob:4"):
+                scene.buffer.client.set(name, b"garbage")
 
     batch = scene.batch(scene.supply(*SYNCHRONOUS, sleep=finish_one))
     assert ids(batch.groups) == [1, 3]
     assert [found.group_id for found in scene.buffer.quarantined()] == [4]
-    ledger = scene.ledger
-    assert (ledger.quarantined, ledger.dropped) == (1, batch.num_dropped)
+    assert (scene.ledger.quarantined, scene.ledger.dropped) == (1, batch.num_dropped)
     assert scene.buffer.audit() == []
