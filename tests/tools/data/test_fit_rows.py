@@ -14,6 +14,8 @@ from slipstream.tools.data.fit_rows import Sample, read_samples
 from tests.tools.data.test_row_formats import Row, as_jsonl, reply, said, tool, user
 from tests.tools.data.test_row_formats import read as read_file
 
+TOO_LARGE = {"prompt": "p", "completions": [{"response": "a", "score": 10**400}, {"response": "b", "score": 0}]}
+
 
 def earned(group: int, value: float, *texts: str) -> Row:
     """As `slipstream replay export` writes it, in what matters here."""
@@ -25,10 +27,8 @@ def read(tmp_path: Path, rows: Sequence[object], *, goal: Goal, **settings: Any)
 
 
 def replies(sample: Sample) -> list[list[str]]:
-    return [
-        [message.content for message in side.messages[side.learn_from :] if message.role == "assistant"]
-        for side in sample.sides
-    ]
+    after = [side.messages[side.learn_from :] for side in sample.sides]
+    return [[message.content for message in side if message.role == "assistant"] for side in after]
 
 
 def test_each_conversation_is_imitated_once(tmp_path: Path) -> None:
@@ -60,9 +60,7 @@ def test_a_null_is_no_task_and_no_group(tmp_path: Path) -> None:
     assert [sample.task for sample in taught] == ["shop/train/1"], "without a group, a task is one"
 
 
-def test_rows_of_two_files_with_the_same_number_of_a_group_are_no_pair_where_they_answer_other_prompts(
-    tmp_path: Path,
-) -> None:
+def test_rows_of_two_files_with_one_group_number_are_no_pair_where_they_answer_other_prompts(tmp_path: Path) -> None:
     def row(prompt: str, value: float, text: str) -> Row:
         return {"messages": said(prompt, text), "return": value, "group_id": 0}
 
@@ -154,11 +152,7 @@ def test_turns_with_labels_are_read_and_those_without_are_passed_over(tmp_path: 
         ({"messages": said("a", "b")}, "reward", "row 2: `return` must be a number, got None"),
         (earned(1, math.nan, "a"), "reward", "row 2: `return` must be a number, got nan"),
         (earned(1, 10**400, "a"), "reward", "row 2: `return` must be a number, got 1000"),
-        (
-            {"prompt": "p", "completions": [{"response": "a", "score": 10**400}, {"response": "b", "score": 0}]},
-            "dpo",
-            "row 2: `completions` must have responses with a score or overall_score, got",
-        ),
+        (TOO_LARGE, "dpo", "row 2: `completions` must have responses with a score or overall_score, got"),
         ({"text": "words"}, "reward", "row 2: neither `chosen` and `rejected` nor `messages`, but text"),
         ({"messages": said("a", "b")}, "prm", "row 2: `turn_labels` must be .* each of the 1 messages .* got None"),
         ({"messages": said("a", "b"), "turn_labels": [1, 0]}, "prm", r"each of the 1 messages .* got \[1, 0\]"),

@@ -34,9 +34,7 @@ from tests.actors.tool_parsing import HERMES
 from tests.common.text.sentence_piece import sentence_piece
 from tests.common.text.small_tokenizer import byte_tokenizer
 from tests.tools.cli.verbs import Output
-from tests.tools.data.test_data import as_jsonl
-
-Row = dict[str, Any]
+from tests.tools.data.test_data import Row, as_jsonl
 
 
 def user(text: Any) -> Row:
@@ -71,6 +69,11 @@ def tool(name: str, **properties: Any) -> Row:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
 
 
+def calling(question: str, called: Row, described: Row) -> Row:
+    """A row in which a call answers a question."""
+    return {"messages": [user(question), reply(None, tool_calls=[called])], "tools": [described]}
+
+
 def text_of(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
@@ -99,21 +102,14 @@ def learnt(samples: Sequence[Sample]) -> list[list[str]]:
 
 SYSTEM = {"role": "system", "content": "s"}
 TEXT = {"type": "string"}
+ZONE = TEXT | {"enum": ["CET", "UTC"]}
 THINKS = {"type": "thinking", "thinking": "hm"}
+NO = {"response": "no", "overall_score": 2, "model": "a"}
 OF_KEYS: dict[str, list[Row]] = {
     "calls and tools": [
-        {
-            "messages": [user("warm?"), reply(None, tool_calls=[call("weather", town="Bern", day=1)])],
-            "tools": [tool("weather", town=TEXT, day={"type": "number"})],
-        },
-        {
-            "messages": [user("when?"), reply(None, tool_calls=[call("clock", unit="h", day=1.5, zone="CET")])],
-            "tools": [tool("clock", unit=TEXT, zone=TEXT | {"enum": ["CET", "UTC"]})],
-        },
-        {
-            "messages": [user("cold?"), reply(None, tool_calls=[call("weather", day=2, town="Kiel")])],
-            "tools": [tool("weather", day={"type": "number"}, town=TEXT)],
-        },
+        calling("warm?", call("weather", town="Bern", day=1), tool("weather", town=TEXT, day={"type": "number"})),
+        calling("when?", call("clock", unit="h", day=1.5, zone="CET"), tool("clock", unit=TEXT, zone=ZONE)),
+        calling("cold?", call("weather", day=2, town="Kiel"), tool("weather", day={"type": "number"}, town=TEXT)),
     ],
     "legacy calls and functions": [
         {
@@ -162,24 +158,13 @@ OF_KEYS: dict[str, list[Row]] = {
         {"messages": [user("a"), reply("b"), user("c"), reply("d")], "turn_labels": [None, 0.5]},
     ],
     "UltraFeedback": [
-        {
-            "instruction": "q",
-            "completions": [
-                {"response": "no", "overall_score": 2, "model": "a"},
-                {"response": "yes", "overall_score": 7.5},
-            ],
-        },
+        {"instruction": "q", "completions": [NO, {"response": "yes", "overall_score": 7.5}]},
         {"prompt": "q2", "chosen": [user("q2"), reply("yes")], "rejected": [user("q2"), reply("no")]},
     ],
 }
-GOAL_OF: dict[str, Goal] = {
-    "pairs": "dpo",
-    "a prompt, a completion and a label": "dpo",
-    "collected rows": "dpo",
-    "labels of turns": "prm",
-    "UltraFeedback": "reward",
-}  # the others are for sft
 GROUPED = ("a prompt, a completion and a label", "collected rows")  # two rows are a pair
+# The others are for sft.
+GOAL_OF = dict.fromkeys(("pairs", *GROUPED), "dpo") | {"labels of turns": "prm", "UltraFeedback": "reward"}
 
 
 @pytest.mark.parametrize(
@@ -356,10 +341,9 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
         ({"messages": [user("a"), reply("b", weight=0.5)]}, "`weight` of a message must be 0, 1, .* got 0.5"),
         ({"messages": [user("a"), reply("b", loss_mask=[1, 0])]}, r"`loss_mask` of a message .* got \[1, 0\]"),
         ({"messages": [user("a"), reply("", action={"f": 1})]}, "a reply .* has no text, and `action` is not"),
-        *(
-            ({"messages": [user("a"), reply(text, thought="y")]}, "has two thoughts")
-            for text in ("<think>x</think>b", "[THINK]x[/THINK]b", "x</think>b")
-        ),
+        ({"messages": [user("a"), reply("<think>x</think>b", thought="y")]}, "has two thoughts"),
+        ({"messages": [user("a"), reply("[THINK]x[/THINK]b", thought="y")]}, "has two thoughts"),
+        ({"messages": [user("a"), reply("x</think>b", thought="y")]}, "has two thoughts"),
         ({"messages": [user("a"), reply("b", thought="c </think> d")]}, "a thought .* must have no marks"),
         ({"messages": [user("a"), reply([part("b"), THINKS])]}, "must have a role"),
         ({"messages": [user("a"), reply("b", reasoning=["c"])]}, "must have a role"),
@@ -398,10 +382,7 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
                 ({"arguments": '{"a": NaN}'}, "arguments of a call must be JSON"),
             )
         ),
-        (
-            {"instruction": "q", "completions": [{"response": "a", "score": math.nan}, {"response": "b", "score": 1}]},
-            "a score or overall_score",
-        ),
+        ({"instruction": "q", "completions": [{"response": "a", "score": math.nan}, NO]}, "a score or overall_score"),
         ({"messages": [user("<image> what?"), reply("b")], "images": ["a.png"]}, "column `images` has what is no text"),
     ],
 )
@@ -427,6 +408,11 @@ def test_an_unknown_field_is_named_once_with_its_count(
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
 SAID = "<think>\nhm\n</think>\n\n5"
+LEGACY_CALL = reply("", function_call={"name": "f", "arguments": '{"a": 1}'})
+LEGACY_RESULT = {"role": "function", "name": "f", "content": "2"}
+SHARED_CALL = {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'}
+CALLS = {"role": "tool_call", "content": '[{"name": "f"}, {"name": "g"}]'}
+RESULT = {"role": "tool_response", "content": "2"}
 
 
 @pytest.mark.parametrize(
@@ -436,36 +422,12 @@ SAID = "<think>\nhm\n</think>\n\n5"
         ([user("q"), reply(SAID, reasoning_content="hm")], [SAID]),
         ([user("q"), reply([THINKS, part("5")])], [SAID]),
         ([user("q"), reply(None, thinking="hm", tool_calls=[call("f")])], [f"<think>\nhm\n</think>\n\n{text_of('f')}"]),
-        (
-            [
-                user("q"),
-                reply("", function_call={"name": "f", "arguments": '{"a": 1}'}),
-                {"role": "function", "name": "f", "content": "2"},
-                reply("y"),
-            ],
-            [text_of("f", a=1), "y"],
-        ),
+        ([user("q"), LEGACY_CALL, LEGACY_RESULT, reply("y")], [text_of("f", a=1), "y"]),
         ([user("q"), reply("", tool_calls=json.dumps([call("f", a=1)]))], [text_of("f", a=1)]),
         ([user("q"), reply("", tool_calls=[{"name": "f", "parameters": {"a": 1}}])], [text_of("f", a=1)]),
         ([user("q"), reply("", tool_calls=[{"function": {"name": "f"}, "arguments": {"a": 1}}])], [text_of("f", a=1)]),
-        (
-            [
-                human("q"),
-                {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
-                {"from": "observation", "value": "2"},
-                gpt("y"),
-            ],
-            [text_of("f", a=1), "y"],
-        ),
-        (
-            [
-                user("q"),
-                {"role": "tool_call", "content": '[{"name": "f"}, {"name": "g"}]'},
-                {"role": "tool_response", "content": "2"},
-                reply("y"),
-            ],
-            [f"{text_of('f')}\n{text_of('g')}", "y"],
-        ),
+        ([human("q"), SHARED_CALL, {"from": "observation", "value": "2"}, gpt("y")], [text_of("f", a=1), "y"]),
+        ([user("q"), CALLS, RESULT, reply("y")], [f"{text_of('f')}\n{text_of('g')}", "y"]),
     ],
 )
 def test_other_notations_are_learned_in_ours(messages: list[Row], taught: list[str], tmp_path: Path) -> None:
@@ -475,15 +437,13 @@ def test_other_notations_are_learned_in_ours(messages: list[Row], taught: list[s
 
 GOOD, BAD = [reply("GOOD")], [reply("BAD")]
 WITH_PROMPT = {"chosen": said("q", "GOOD"), "rejected": said("q", "BAD")}
+RATED = [{"response": "BAD", "overall_score": 3.0}, {"response": "GOOD", "overall_score": 8.5}]
 PREFERENCES: dict[str, Row] = {
     "after a prompt": {"prompt": [user("q")], "chosen": GOOD, "rejected": BAD},
     "with the prompt": WITH_PROMPT,
     "with history": {"chosen": said("p", "old", "q", "GOOD"), "rejected": said("p", "old", "q", "BAD")},
     "UltraFeedback's binarised rows": WITH_PROMPT | {"prompt": "q", "messages": said("q", "GOOD"), "score_chosen": 8.0},
-    "UltraFeedback": {
-        "instruction": "q",
-        "completions": [{"response": "BAD", "overall_score": 3.0}, {"response": "GOOD", "overall_score": 8.5}],
-    },
+    "UltraFeedback": {"instruction": "q", "completions": RATED},
     "LLaMA-Factory": {"conversations": [human("q")], "chosen": gpt("GOOD"), "rejected": gpt("BAD")},
     "OpenAI": {"input": {"messages": [user("q")]}, "preferred_output": GOOD, "non_preferred_output": BAD},
 }
