@@ -2,8 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,16 +13,8 @@ import simpy
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_tokens
-from slipstream.tools.simulate import simulate
-from slipstream.tools.simulate.calibration import (
-    Calibration,
-    PlayedTurn,
-    StepTime,
-    mean_loads,
-    member_tokens,
-    refresh_s,
-    speed_of,
-)
+from slipstream.tools.simulate import calibration, simulate
+from slipstream.tools.simulate.calibration import Calibration, PlayedTurn, StepTime
 from slipstream.tools.simulate.outcome import Outcome
 from slipstream.tools.simulate.simulate import limit_of
 from slipstream.tools.simulate.simulate_options import SimulateOptions
@@ -40,47 +32,23 @@ def settings(**replay: int) -> Config:
 SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
 STEP = StepTime(of_batch_s=1.0, rest_s=0.0)
 NO_STEP = StepTime(of_batch_s=0.0, rest_s=0.0)
-FACTS = Calibration(
-    config=settings(groups_per_step=1, group_size=1),
-    groups=[[SECOND]],
-    member_tokens=(1.0, 1.0),
-    first_tokens=0.0,
-    token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
-    step_times=[STEP],
-    eval_episodes=0,
-    useful_share=1.0,
-    failed_share=0.0,
-    refresh_s=0.5,
-    num_actors=1,
-    num_cores=0,
-    steps_per_hour=0.0,
-    tokens_per_s=0.0,
-    lag=0.0,
-)
+GROUPS: dict[str, Any] = {"config": settings(groups_per_step=1, group_size=1), "groups": [[SECOND]]}
+SIZES: dict[str, Any] = {"member_tokens": (1.0, 1.0), "eval_episodes": 0, "num_actors": 1, "num_cores": 0}
+TIMES: dict[str, Any] = {"token_time": TokenTime(fixed_s=0.1, per_request_s=0.0), "step_times": [STEP]}
+NOTHING = dict.fromkeys(("first_tokens", "failed_share", "steps_per_hour", "tokens_per_s", "lag"), 0.0)
+FACTS = Calibration(**GROUPS, **SIZES, **TIMES, **NOTHING, useful_share=1.0, refresh_s=0.5)
 
 
-def world(
-    facts: Calibration = FACTS,
-    *,
-    max_episodes: int = 1,
-    price: float = 0.0,
-    eval_every: int = 0,
-    seed: int = 0,
-    replay: Mapping[str, int] = MappingProxyType({}),
-    **of_world: float,
-) -> World:
+def outcome(
+    facts: Calibration = FACTS, *, max_episodes: int = 1, eval_every: int = 0, seed: int = 0, **more: Any
+) -> Outcome:
+    """Of a run at 1 $ an actor's hour; `more` are settings of `replay`, options of the simulation, or of its world."""
+    replay = {key: more.pop(key) for key in list(more) if hasattr(FACTS.config.replay, key)}
     config = settings(**{"groups_per_step": 1, "group_size": 1, "target_lag": 0} | replay)
-    config.actors.max_episodes, config.actors.price_per_hour = max_episodes, price
+    config.actors.max_episodes, config.actors.price_per_hour = max_episodes, 1.0
     config.eval.every, config.run.seed = eval_every, seed
-    chosen = {key: of_world.pop(key) for key in list(of_world) if hasattr(SimulateOptions, key)}
-    options = SimulateOptions(**chosen)  # type: ignore[arg-type]
-    return World(config, facts, options=options, **{"num_actors": 1} | of_world)  # type: ignore[arg-type]
-
-
-def outcome(facts: Calibration = FACTS, **changes: float) -> Outcome:
-    """Of a run in which `changes` that name settings of `replay` are those."""
-    replay = {key: changes.pop(key) for key in list(changes) if hasattr(FACTS.config.replay, key)}
-    return world(facts, replay=replay, **changes).run()  # type: ignore[arg-type]
+    options = SimulateOptions(**{key: more.pop(key) for key in list(more) if hasattr(SimulateOptions, key)})
+    return World(config, facts, options=options, **{"num_actors": 1} | more).run()
 
 
 def with_episodes(*episodes: Sequence[PlayedTurn], **changes: float) -> Calibration:
@@ -166,12 +134,10 @@ def test_members_that_share_a_prompt_cost_the_learner_what_is_their_own() -> Non
         ([[[7, 7, 1, 2]], [[8, 8, 1]]], (3.5, 1.5)),  # groups of one: after the prompt of 2 tokens
     ],
 )
-def test_the_learner_computes_what_siblings_share_once(
-    groups: list[list[list[int]]], expected: tuple[float, float]
-) -> None:
+def test_the_learner_computes_what_siblings_share_once(groups: list[list[list[int]]], expected: Any) -> None:
     attempt = attempt_at(lease_of(ticket(0)), 0, run_id="run")
     played = [[msgspec.structs.replace(attempt, tokens=pack_tokens(tokens)) for tokens in group] for group in groups]
-    assert member_tokens(played) == pytest.approx(expected)
+    assert calibration.member_tokens(played) == pytest.approx(expected)
 
 
 def test_a_learner_and_engines_without_gpus_share_the_cores_of_their_host() -> None:
@@ -227,7 +193,7 @@ def test_preempted_actors_cost_the_time_until_they_are_replaced_and_no_episode()
     """Episodes of ten turns of 1 s. Five minutes are the mean life of an actor."""
     facts = with_episodes(SECOND * 10, refresh_s=0.0, step_times=[StepTime(of_batch_s=0.1, rest_s=0.0)])
     unhurt = outcome(facts, target_lag=2, num_actors=4, num_steps=300)
-    preempted = outcome(facts, target_lag=2, num_actors=4, num_steps=300, preemptions_per_hour=12.0, price=1.0)
+    preempted = outcome(facts, target_lag=2, num_actors=4, num_steps=300, preemptions_per_hour=12.0)
     assert unhurt.wasted_share == preempted.wasted_share == 0
     assert preempted.dollars_per_hour == pytest.approx(4 * 300 / 420, rel=0.1)  # 120 s of 420 are free of charge
     assert preempted.steps_per_hour < unhurt.steps_per_hour
@@ -288,24 +254,25 @@ def played(at_s: float, *turns: tuple[int, float], switch: int = 0) -> Trajector
 def test_the_speed_of_an_engine_is_two_lines(
     episodes: list[Trajectory], first_tokens: float, fixed_s: float, per_request_s: float
 ) -> None:
-    first, time = speed_of(episodes, share=1.0, slowdown=1.0)
+    first, time = calibration.speed_of(episodes, share=1.0, slowdown=1.0)
     assert (first, time.fixed_s, time.per_request_s) == pytest.approx((first_tokens, fixed_s, per_request_s))
 
 
 def test_an_engine_that_is_not_alone_is_slower_and_has_requests_that_no_archive_shows() -> None:
     episodes = [played(0.0, (10, 2.0)), *[played(9.0, (10, 3.0))] * 2]  # see above
-    first, time = speed_of(episodes, share=0.5, slowdown=2.0)
+    first, time = calibration.speed_of(episodes, share=0.5, slowdown=2.0)
     assert (first, time.fixed_s, time.per_request_s) == pytest.approx((0.0, 0.05, 0.025))
 
 
 def test_loads_are_means_over_the_time_of_each() -> None:
-    assert list(mean_loads(np.array([0.0, 0.5]), np.array([2.0, 1.5]))) == pytest.approx([1.5, 2.0])
+    assert list(calibration.mean_loads(np.array([0.0, 0.5]), np.array([2.0, 1.5]))) == pytest.approx([1.5, 2.0])
 
 
 def test_a_refresh_lasts_until_a_version_samples_within_a_turn() -> None:
     """Version 1 was made at 100 s, and comes into the middle of a turn that began at 101 s and lasts 4 s."""
-    assert refresh_s([played(99.0, (5, 2.0), (10, 4.0), switch=10)], made_at_s={1: 100.0}) == pytest.approx(3.0)
-    assert refresh_s([played(99.0, (5, 2.0), (10, 4.0), switch=5)], made_at_s={1: 100.0}) == 0  # between two turns
+    within, between_turns = (played(99.0, (5, 2.0), (10, 4.0), switch=switch) for switch in (10, 5))
+    assert calibration.refresh_s([within], made_at_s={1: 100.0}) == pytest.approx(3.0)
+    assert calibration.refresh_s([between_turns], made_at_s={1: 100.0}) == 0
 
 
 def test_another_size_of_groups_is_refused_where_some_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,9 +281,8 @@ def test_another_size_of_groups_is_refused_where_some_teach_nothing(monkeypatch:
         simulate.simulate(settings(group_size=4), options=SimulateOptions())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"), [({"actors": ("x",)}, "--actors"), ({"learner_speed": 0.0}, "--learner-speed")]
-)
-def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        SimulateOptions(**options)  # type: ignore[arg-type]
+def test_options_without_a_meaning_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--actors"):
+        SimulateOptions(actors=("x",))
+    with pytest.raises(ConfigError, match="--learner-speed"):
+        SimulateOptions(learner_speed=0.0)
