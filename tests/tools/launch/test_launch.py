@@ -151,13 +151,11 @@ def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings()
 def test_the_weights_key_comes_from_the_secret_or_the_shell_that_launches() -> None:
     config = configured("weights.key_file=weights.key")
     for verb in ("learner", "actors"):
-        pod = objects(config)["Job", f"{NAMED}-{verb}"]["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
+        (container,) = objects(config)["Job", f"{NAMED}-{verb}"]["spec"]["template"]["spec"]["containers"]
         assert container["envFrom"] == [{"secretRef": {"name": "slipstream-redis", "optional": True}}]
-    assert f"{PASSWORD_VARIABLE} and {KEY_VARIABLE}" in written("kubernetes.yaml", config).replace("\n# ", " ")
-    for verb in ("learner", "actors"):
         made = yaml.safe_load(written(f"{verb}.sky.yaml", config))
         assert made["secrets"] == {PASSWORD_VARIABLE: None, KEY_VARIABLE: None}
+    assert f"{PASSWORD_VARIABLE} and {KEY_VARIABLE}" in written("kubernetes.yaml", config).replace("\n# ", " ")
     (command, *_) = run_commands(config, "skypilot", FOLDER, 3)
     assert command[5:9] == ["--secret", PASSWORD_VARIABLE, "--secret", KEY_VARIABLE]
 
@@ -179,6 +177,9 @@ def test_what_an_engine_cannot_use_is_refused() -> None:
     for engine in ("kubernetes", "skypilot"):
         with pytest.raises(ConfigError, match=f"`run.root` must be an absolute path on {engine}, got 'runs'"):
             launch(configured("run.root=runs"), engine=engine, actor_hosts=3, dry_run=True)
+    for engine in TEMPLATES.keys() - {"slurm"}:
+        with pytest.raises(ConfigError, match=f"`learner.hosts` must be 1 on {engine}, got 2: only Slurm's scripts"):
+            launch(configured("learner.hosts=2", "learner.ranks=2"), engine=engine, actor_hosts=3, dry_run=True)
     with pytest.raises(ConfigError, match="`--actor-hosts` must be >= 1, got 0"):
         launch(configured(), engine="ray", actor_hosts=0, dry_run=True)
     config = configured()
@@ -216,12 +217,6 @@ def test_a_learner_on_several_hosts_is_a_slurm_job_of_as_many_nodes(tmp_path: Pa
         f"learner {FOLDER}/config.yaml weights.host=auto learner.host_rank={number} learner.rendezvous=10.0.0.1:20007"
         for number in range(2)
     ]
-
-
-@pytest.mark.parametrize("engine", sorted(TEMPLATES.keys() - {"slurm"}))
-def test_other_engines_refuse_a_learner_on_several_hosts(engine: str) -> None:
-    with pytest.raises(ConfigError, match=f"`learner.hosts` must be 1 on {engine}, got 2: only Slurm's scripts"):
-        launch(configured("learner.hosts=2", "learner.ranks=2"), engine=engine, actor_hosts=3, dry_run=True)
 
 
 def test_hosts_have_gpus_if_the_model_is_for_them() -> None:

@@ -39,7 +39,7 @@ def advise(config: Config, *numbers: int) -> None:
     run_dir.metrics.write_text("\n".join([*lines, json.dumps({"step": 9, "eval/num_tasks": 2}), ""]))
 
 
-def test_a_host_gets_the_difference_between_the_fleet_and_the_advised_number(
+def test_a_host_gets_the_difference_between_the_fleet_and_the_advised_number_and_rays_driver_the_number(
     config: Config, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = Fleet(redis_client, config.run.name)
@@ -52,6 +52,10 @@ def test_a_host_gets_the_difference_between_the_fleet_and_the_advised_number(
     assert fleet.wanted_actors("two") == 1
     scale(config, to=7, host="two")
     assert fleet.wanted_actors("two") == 7
+    advise(config, 7)
+    for to, wanted in ((None, 7), (3, 3)):
+        scale(config, to=to, host=RAY)
+        assert fleet.wanted_actors(RAY) == wanted
 
 
 def test_what_cannot_be_done_is_refused(config: Config) -> None:
@@ -81,12 +85,3 @@ def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_sinc
     ended.set()
     following.join(DEADLINE_S)
     assert not following.is_alive()
-
-
-def test_rays_driver_gets_the_number_of_actors(config: Config, redis_client: redis.Redis) -> None:
-    fleet = Fleet(redis_client, config.run.name)
-    advise(config, 7)
-    scale(config, to=None, host=RAY)
-    assert fleet.wanted_actors(RAY) == 7
-    scale(config, to=3, host=RAY)
-    assert fleet.wanted_actors(RAY) == 3
