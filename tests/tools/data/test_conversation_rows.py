@@ -24,16 +24,12 @@ from slipstream.tools.data.conversation_rows import Conversation, conversation_o
 from slipstream.tools.data.fit_rows import described, read_samples
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.tools.data.test_row_formats import as_jsonl, as_parquet, call, gpt, human, reply, said, tool, user
+from tests.tools.data.test_row_formats import as_jsonl, as_parquet, call, reply, said, tool, user
+from tests.tools.data.test_seed_files import shares
 
 TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
 ROLE_CONTENT = said(*(text for _, text in TALK))
-AGENT_INSTRUCT = [
-    human("Look.") | {"loss": None},
-    gpt("Ok.", loss=False),
-    human("A door.") | {"loss": None},
-    gpt("open door", loss=True),
-]
+AGENT_INSTRUCT = shares(*(text for _, text in TALK))
 
 
 def told(conversation: Conversation) -> list[tuple[str, str]]:

@@ -40,6 +40,7 @@ def read(path: Path) -> list[Row]:
 
 TAGGED = talk("a", "I go. <action>go</action>")
 HI = {"messages": [{"role": "assistant", "content": "hi"}]}
+HAT = "find the red hat in the shop and buy it"
 
 
 @pytest.mark.parametrize(
@@ -49,43 +50,35 @@ HI = {"messages": [{"role": "assistant", "content": "hi"}]}
         ("--min-return=0.5", [talk("a", "b", **{"return": 1}), talk("a", "c", **{"return": 0.2})], "return below"),
         ("--action-format=action_tag", [TAGGED, talk("a", "go")], "a reply is not in the format action_tag"),
         ("--held-out=0", [talk("a", "b"), talk("a", "b", id="again")], "identical to another row"),
-        (
-            "--near-duplicates=0.7",
-            [talk("find the red hat in the shop and buy it", reply) for reply in ("ok", "no")],
-            "nearly identical to another row",
-        ),
+        ("--near-duplicates=0.7", [talk(HAT, "ok"), talk(HAT, "no")], "nearly identical to another row"),
         ("--held-out=0", [talk("a", "b"), talk("b")], "no assistant message to learn from"),
         ("--held-out=0", [talk("a", "b"), HI], "the first message is the assistant's"),
         ("--held-out=0", [talk("a", "b"), {"messages": None, "fidelity": "none"}], "without messages"),
     ],
 )
 def test_the_second_row_is_dropped_with_its_reason(
-    option: str, rows: list[Row], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, rows: list[Row], reason: str, tmp_path: Path, printed: Output
 ) -> None:
-    as_jsonl(tmp_path / "rows.jsonl", rows)
-    kept = sifted(tmp_path, option)
-    assert [row["source"] for row in kept] == ["rows.jsonl:1"]
-    assert kept[0]["messages"] == rows[0]["messages"]
-    assert f"\ndropped: 1 {reason}" in capsys.readouterr().out
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    assert f"\ndropped: 1 {reason}" in printed("data", f"{tmp_path}/out.jsonl", f"--data={path}", option)
+    (kept,) = read(tmp_path / "out.jsonl")
+    assert (kept["source"], kept["messages"]) == ("rows.jsonl:1", rows[0]["messages"])
     assert not (tmp_path / "out.quarantine.jsonl").exists()
 
 
-def test_rows_that_cannot_be_read_are_quarantined_with_their_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_cannot_be_read_are_quarantined_with_their_line(tmp_path: Path, printed: Output) -> None:
     pair = {"chosen": talk("a", "b")["messages"], "rejected": talk("a", "c")["messages"]}
-    no_return = talk("a", "d")
-    rows = [talk("a", "b", **{"return": 1}), '{"messages": [', {"messages": [{"role": "robot"}]}, pair, no_return]
-    as_jsonl(tmp_path / "rows.jsonl", rows)
-    assert len(sifted(tmp_path, "--min-return=0")) == 1
+    bad = ['{"messages": [', {"messages": [{"role": "robot"}]}, pair, talk("a", "d")]  # the last has no return
+    rows = [talk("a", "b", **{"return": 1}), *bad]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    said = printed("data", f"{tmp_path}/out.jsonl", f"--data={path}", "--min-return=0")
+    assert "1 of 5 rows are kept, 0 dropped, 4 cannot be read; " in said and len(read(tmp_path / "out.jsonl")) == 1
+    assert "\ncannot be read, see out.quarantine.jsonl: 1 is not JSON" in said
     quarantined = read(tmp_path / "out.quarantine.jsonl")
     assert [row["line"] for row in quarantined] == [2, 3, 4, 5]
     assert quarantined[0]["row"].startswith('{"messages": [') and "is not JSON" in quarantined[0]["why"]
     assert "robot" in quarantined[1]["why"] and "a pair" in quarantined[2]["why"]
     assert "`return` must be a number" in quarantined[3]["why"]
-    printed = capsys.readouterr().out
-    assert "1 of 5 rows are kept, 0 dropped, 4 cannot be read; " in printed
-    assert "\ncannot be read, see out.quarantine.jsonl: 1 is not JSON" in printed
 
 
 def test_a_number_that_json_lacks_is_quarantined_and_hides_no_later_row(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import yaml
 from slipstream.tools.cli.cli import main
 from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
 from tests.full_disk import largest_file
+from tests.tools.cli.verbs import Output
 from tests.tools.data.published_rows import published_rows
 from tests.tools.data.test_data import as_jsonl, read, talk
 from tests.tools.data.test_judge_rows import RUBRIC
@@ -78,17 +79,14 @@ def test_the_marks_of_a_judge_outlive_kill_9_and_are_paid_once(tmp_path: Path) -
     assert all(row["marks"]["clear"] == int(row["messages"][1]["content"]) / 10 for row in kept)
 
 
-def test_a_full_disk_leaves_the_files_of_an_earlier_result(
-    tmp_path: Path, sources: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_the_files_of_an_earlier_result(tmp_path: Path, sources: str, refused: Output) -> None:
     command = ["data", f"{tmp_path}/out/out.jsonl", sources, *OPTIONS]
     (tmp_path / "out").mkdir()
     with largest_file(bytes_allowed=100_000):
-        assert main(command) == 2
-    assert "free space, or choose another" in capsys.readouterr().err
+        assert "free space, or choose another" in refused(*command)
     assert files_of(tmp_path / "out") == {}
     assert main(command) == 0
     whole = files_of(tmp_path / "out")
     with largest_file(bytes_allowed=100_000):
-        assert main([*command, "--force"]) == 2
+        refused(*command, "--force")
     assert files_of(tmp_path / "out") == whole

@@ -28,14 +28,17 @@ def server(serve: Serve) -> ScriptedJudge:
     return serve(marks_of)
 
 
+Run = Callable[..., str]
+
+
 @pytest.fixture
-def run(tmp_path: Path, server: ScriptedJudge, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run(tmp_path: Path, server: ScriptedJudge, capsys: pytest.CaptureFixture[str]) -> Run:
     """Judges `rows.jsonl`; returns what was written to stderr, "" after success."""
 
-    def judge(*options: str, **settings: Any) -> str:
+    def judge(*options: str, name: str = "clear", **settings: Any) -> str:
         one = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC} | settings
         given = {key: value for key, value in one.items() if value is not None}
-        (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"clear": given}))
+        (tmp_path / "judge.yaml").write_text(yaml.safe_dump({name: given}))
         arguments = [f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml", "--force", *options]
         code = main(["data", f"{tmp_path}/out.jsonl", *arguments])
         return capsys.readouterr().err if code else ""
@@ -43,7 +46,7 @@ def run(tmp_path: Path, server: ScriptedJudge, capsys: pytest.CaptureFixture[str
     return judge
 
 
-def test_rows_are_marked_and_filtered(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+def test_rows_are_marked_and_filtered(tmp_path: Path, server: ScriptedJudge, run: Run) -> None:
     rows = [talk(f"q{mark}", str(mark), success=mark > 4) for mark in (9, 2, 7, 4)]
     as_jsonl(tmp_path / "rows.jsonl", rows)
     assert run("--min-mark=0.4") == ""
@@ -52,7 +55,7 @@ def test_rows_are_marked_and_filtered(tmp_path: Path, server: ScriptedJudge, run
     assert not list(tmp_path.glob("*.waiting*"))
 
 
-def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, run: Run) -> None:
     as_jsonl(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     server.answer_by(lambda request, number: marks_of(request, number) if number < 3 else (400, {}, b"no more"))
     failed = run(max_concurrent=1)
@@ -71,29 +74,23 @@ def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, r
     assert len(server.requests) == asked + 6, "another rubric does"
 
 
-def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJudge, run: Run) -> None:
     as_jsonl(tmp_path / "rows.jsonl", [talk("q", "5")])
-    assert run() == ""
-    renamed = yaml.safe_load((tmp_path / "judge.yaml").read_text())
-    (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"plain": renamed["clear"]}))
-    arguments = [f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml", "--force"]
-    assert main(["data", f"{tmp_path}/out.jsonl", *arguments]) == 0
+    assert run() == run(name="plain") == ""
     assert [row["marks"] for row in read(tmp_path / "out.jsonl")] == [{"plain": 0.5}]
     assert run() == "" and len(server.requests) == 2, "both are in the journal"
 
 
-def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudge, run: Run) -> None:
     as_jsonl(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
-    assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)  # three answers of 7 tokens
-    asked = len(server.requests)
-    assert asked == 3
-    assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)
-    assert len(server.requests) == asked, "a new process has no new budget"
+    for _ in range(2):  # a new process has no new budget
+        assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)
+        assert len(server.requests) == 3  # answers of 7 tokens
     assert run(max_concurrent=1, max_total_tokens=42) == ""
     assert len(server.requests) == 6
 
 
-def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Run) -> None:
     as_jsonl(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6"), talk("c", "7", truth=None)])
     assert run(columns=["truth"]) == ""
     (row,) = read(tmp_path / "out.jsonl")
@@ -113,9 +110,7 @@ def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJu
         ({"rubric": {}}, "a rubric is"),
     ],
 )
-def test_a_judge_that_cannot_mark_rows_is_refused(
-    tmp_path: Path, run: Callable[..., str], settings: dict[str, Any], why: str
-) -> None:
+def test_a_judge_that_cannot_mark_rows_is_refused(tmp_path: Path, run: Run, settings: dict[str, Any], why: str) -> None:
     as_jsonl(tmp_path / "rows.jsonl", [talk("a", "5")])
     assert why in run(**settings)
 

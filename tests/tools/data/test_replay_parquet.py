@@ -10,18 +10,13 @@ from slipstream.tools.data.parquet_rows import BATCH_ROWS, SCHEMA, write_parquet
 from tests.tools.replay.inspected import Inspected
 
 
-def test_parquet_holds_the_same_rows_as_jsonl(inspected: Inspected) -> None:
+def test_parquet_holds_the_same_rows_as_jsonl_in_nested_lists_and_numbers(inspected: Inspected) -> None:
     inspected.filled(1, 2, heard="漢\x00\x1b[2J")
     inspected.fill(members=(1,))
     inspected("export", str(inspected.root / "rows.parquet"))
     inspected("export", str(inspected.root / "rows.jsonl"))
     lines = (inspected.root / "rows.jsonl").read_text().splitlines()
     assert pq.read_table(inspected.root / "rows.parquet").to_pylist() == [json.loads(line) for line in lines]
-
-
-def test_lists_are_nested_and_numbers_are_numbers(inspected: Inspected) -> None:
-    inspected.filled(1)
-    inspected("export", str(inspected.root / "rows.parquet"))
     schema = pq.read_schema(inspected.root / "rows.parquet")
     assert schema.names == SCHEMA.names
     message = schema.field("messages").type.value_type
