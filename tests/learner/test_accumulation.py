@@ -49,9 +49,8 @@ CASES_ON = {1: CASES, 2: CASES + CASES_TOGETHER, 3: [case for case in CASES if c
 LR = 1e-3
 pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
 # Nothing is left out, however far the random log-probabilities are from the model's.
-OBJECTIVE = ObjectiveConfig(
-    surrogate="cispo", correction="none", max_negative_kl=0, guard=False, normalisation_tokens=16
-)
+UNBOUNDED = {"surrogate": "cispo", "correction": "none", "max_negative_kl": 0, "guard": False}
+OBJECTIVE = ObjectiveConfig(**UNBOUNDED, normalisation_tokens=16)
 
 
 @pytest.fixture(scope="module")
@@ -141,20 +140,11 @@ def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packe
 def save_model_without_float32(folder: Path) -> None:
     """A model that is in float64 what its weights are: RMS norms of transformers go by way of float32."""
     torch.manual_seed(0)
-    config = Starcoder2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        sliding_window=None,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_bias=False,  # nothing depends on a key's bias: its gradient is rounding alone
-    )
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    without = dict.fromkeys(("sliding_window", "bos_token_id", "eos_token_id"))
+    # Nothing depends on a key's bias: its gradient is rounding alone.
+    config = Starcoder2Config(**sizes, **heads, **without, initializer_range=0.2, use_bias=False)
     Starcoder2ForCausalLM(config).save_pretrained(folder)
 
 
@@ -181,8 +171,8 @@ def test_losses_gradients_and_weights_do_not_depend_on_how_a_batch_is_cut(
     found = folder_of(results, num_ranks, way, normalisation, dtype)
     expected = folder_of(results, 1, "one pack", normalisation, dtype)
     tolerance = TOLERANCE[dtype]
-    found_steps, expected_steps = (json.loads((it / "measured.json").read_text()) for it in (found, expected))
-    for found_step, expected_step in zip(found_steps, expected_steps, strict=True):
+    steps = (json.loads((folder / "measured.json").read_text()) for folder in (found, expected))
+    for found_step, expected_step in zip(*steps, strict=True):
         assert found_step == pytest.approx(expected_step, rel=tolerance, abs=0)
     for file in (*(f"gradients_{step}" for step in range(len(STEPS))), "weights"):
         assert distance(found / f"{file}.safetensors", expected / f"{file}.safetensors") < tolerance, file

@@ -58,14 +58,10 @@ def test_what_is_standardised_over_a_batch_has_no_mean_and_a_deviation_of_one(re
     assert found.sum() == pytest.approx(0.0, abs=1e-6)
 
 
-MEMBERS = st.lists(
-    st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6),
-    min_size=2,
-    max_size=5,
-)
+TURNS = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6)
 
 
-@given(MEMBERS, st.floats(0.1, 1))
+@given(st.lists(TURNS, min_size=2, max_size=5), st.floats(0.1, 1))
 def test_gigpo_equals_its_definition_turn_by_turn(members: list[list[tuple[str, float]]], gamma: float) -> None:
     """As verl-agent goes about it: every turn is a row of its own, and finds by itself with whom it is compared."""
     found = gigpo_advantages(

@@ -17,17 +17,16 @@ from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.rewards import attempts
 from slipstream.learner.batch.pack import TokenSequence, sequences_of
-from slipstream.learner.credit import teacher as module
 from slipstream.learner.credit.teacher import PROBE, Teacher, TeacherAway, find_teacher
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
 from tests.http_stand_in import Asked, HttpStandIn, Reply
-from tests.learner.credit.test_distillation import DISTIL, config_of, teacher_of
+from tests.learner.credit.test_distillation import DISTIL, config_of, student, teacher
 from tests.learner.credit.test_token_advantages import two_turns
 from tests.learner.even_game import load_player, train
 from tests.tools.run.tiny_model import any_id
 
-__all__ = ["any_id"]  # a fixture
+__all__ = ["any_id", "student", "teacher"]  # fixtures
 pytestmark = pytest.mark.usefixtures("any_id")
 
 Answer = tuple[int, Any]
@@ -72,19 +71,10 @@ class Server(HttpStandIn):
         return {"choices": [{"index": 0, "text": "x", "prompt_logprobs": [None, *found]}]}
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Student and teacher."""
-    return (
-        teacher_of(tmp_path_factory.mktemp("student"), seed=0),
-        teacher_of(tmp_path_factory.mktemp("teacher"), num_hidden_layers=3),
-    )
-
-
 @pytest.fixture
-def server(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(attempts, "FIRST_WAIT_S", 0.01)
-    with Server(folders[1]) as server:
+    with Server(teacher) as server:
         yield server
 
 
@@ -94,21 +84,20 @@ def sequence() -> TokenSequence:
 
 
 def test_a_server_teaches_as_the_same_model_in_a_folder_does(
-    folders: tuple[Path, Path], server: Server, tmp_path: Path, ranks: Ranks
+    student: Path, teacher: Path, server: Server, tmp_path: Path, ranks: Ranks
 ) -> None:
-    student, folder = folders
-    metrics = {}
-    for name, teacher in (("url", server.url), ("folder", str(folder))):
-        config = config_of(student, *DISTIL, f"objective.reference_model={teacher}")
+    metrics = []
+    for name, reference in (("url", server.url), ("folder", str(teacher))):
+        config = config_of(student, *DISTIL, f"objective.reference_model={reference}")
         learner, player = load_player(config, tmp_path / name, ranks)
-        metrics[name], _ = train(learner, player, steps=3)
-    for of_url, of_folder in zip(metrics["url"], metrics["folder"], strict=True):
+        metrics.append(train(learner, player, steps=3)[0])
+    for of_url, of_folder in zip(*metrics, strict=True):
         assert of_url.reference_kl == pytest.approx(of_folder.reference_kl, abs=1e-4)
         assert of_url.grad_norm == pytest.approx(of_folder.grad_norm, rel=1e-3)
 
 
 def test_the_log_probabilities_are_those_of_the_sampled_tokens(server: Server) -> None:
-    (found,) = [Teacher(url=server.url, model="large").logprobs([sequence()])]
+    found = Teacher(url=server.url, model="large").logprobs([sequence()])
     with torch.no_grad():
         logprobs = server.model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0].log_softmax(-1)
     # Tokens 2, 3 and 5 were sampled, each after the token before it.
@@ -144,7 +133,7 @@ def test_an_answer_that_cannot_be_used_ends_the_step_with_its_reason(server: Ser
 
 
 def test_a_server_that_is_away_is_given_up_at_the_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DEADLINE_S", 0.5)
+    monkeypatch.setattr("slipstream.learner.credit.teacher.DEADLINE_S", 0.5)
     server.answer = lambda path, body: (500, {})
     with pytest.raises(TeacherAway, match=r"no answer within 0.5 s.*status 500"):
         Teacher(url=server.url, model="large").logprobs([sequence()])
