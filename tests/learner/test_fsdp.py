@@ -123,9 +123,8 @@ def one_step(step: int, learner: Learner) -> tuple[dict[str, float], dict[str, t
     model, ranks = learner.model, learner.ranks
     drawn = [random_sequence(length, seed=100 * step + length) for length in STEPS[step]]
     sequences = numbered([dataclasses.replace(each, lags=np.arange(each.num_tokens, dtype=np.int32))] for each in drawn)
-    batches = micro_batches(
-        sequences, max_tokens=50, num_ranks=ranks.num_packing, rank=ranks.packing_rank, context=ranks.context
-    )
+    place = {"num_ranks": ranks.num_packing, "rank": ranks.packing_rank, "context": ranks.context}
+    batches = micro_batches(sequences, max_tokens=50, **place)
     num_loss_tokens = count_loss_tokens(sequences)
     for packed in batches:
         logprobs = model(packed).logprobs
@@ -133,12 +132,8 @@ def one_step(step: int, learner: Learner) -> tuple[dict[str, float], dict[str, t
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = {name: parameter.grad.full_tensor() for name, parameter in trained.items()}
     learner.optimizer.zero_grad()
-    metrics = train_step(
-        learner.models,
-        StepBatch.of(sequences, batches),
-        settings=StepSettings(objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5),
-        ranks=ranks,
-    )
+    settings = StepSettings(objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5)
+    metrics = train_step(learner.models, StepBatch.of(sequences, batches), settings=settings, ranks=ranks)
     of_buckets = {bucket: dataclasses.asdict(tokens) for bucket, tokens in metrics.by_lag.items()}
     by_lag = {f"{bucket} {name}": x for bucket, numbers in of_buckets.items() for name, x in numbers.items()}
     assert by_lag["33_up masked_fraction"] == 1.0 if step == 0 else "33_up fraction" not in by_lag

@@ -45,12 +45,8 @@ class Learner:
     def train(self, step: int) -> StepMetrics:
         sequences = numbered([random_sequence(20, seed=10 * step + number)] for number in range(4))
         packs = micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0)
-        return train_step(
-            self.models,
-            StepBatch.of(sequences, packs),
-            settings=StepSettings(objective=ObjectiveConfig(surrogate="cispo", correction="none"), max_grad_norm=1.0),
-            ranks=self.ranks,
-        )
+        settings = StepSettings(objective=ObjectiveConfig(surrogate="cispo", correction="none"), max_grad_norm=1.0)
+        return train_step(self.models, StepBatch.of(sequences, packs), settings=settings, ranks=self.ranks)
 
     def writing(self, folder: Path, *, keep: int = 2) -> closing[CheckpointWriter]:
         return closing(CheckpointWriter(folder, ranks=self.ranks, keep=keep))
@@ -82,14 +78,9 @@ class Learner:
 
 
 def progress_at(step: int) -> Progress:
-    return Progress(
-        step=step,
-        policy_version=step,
-        highest_published=step,
-        next_group_id=8 * step,
-        tokens_trained=100 * step,
-        resumptions=(Resumption(checkpoint_version=1, first_version=step),),
-    )
+    counts = {"next_group_id": 8 * step, "tokens_trained": 100 * step}
+    resumptions = (Resumption(checkpoint_version=1, first_version=step),)
+    return Progress(step=step, policy_version=step, highest_published=step, **counts, resumptions=resumptions)
 
 
 def begun(model: PackedModel, ranks: Ranks, config: OptimConfig) -> Learner:
@@ -183,20 +174,16 @@ def test_a_damaged_checkpoint_of_a_later_step_replaces_no_newer_one(tmp_path: Pa
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000008"
 
 
-def test_a_truncated_shard_is_refused(tmp_path: Path, make: Make) -> None:
+def test_another_models_checkpoint_and_a_truncated_one_are_refused(tmp_path: Path, make: Make, ranks: Ranks) -> None:
     learner = make()
     path = learner.save(tmp_path, 1)
+    wider = make_learner(save_tiny_model(tmp_path / "wider", intermediate_size=256), ranks)
+    with pytest.raises(ValueError, match="must be of the same model"):
+        wider.load(path)
     (shard,) = path.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ValueError, match="but its manifest says"):
         learner.load(path)
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, make: Make, ranks: Ranks) -> None:
-    path = make().save(tmp_path, 1)
-    wider = make_learner(save_tiny_model(tmp_path / "wider", intermediate_size=256), ranks)
-    with pytest.raises(ValueError, match="must be of the same model"):
-        wider.load(path)
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(tmp_path: Path, make: Make) -> None:

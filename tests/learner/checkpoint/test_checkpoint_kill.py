@@ -97,12 +97,8 @@ def learner(root: Path, name: str, *settings: str, slow: bool, mark: str = "") -
     """
     arguments = ["--replay-archive", RUN, f"run.root={root}", f"run.name={name}", *SETTINGS, *settings]
     environment = {MARK: mark or name} | (customized(root / "slow" / "disk") if slow else {})
-    process = Process(
-        name,
-        [sys.executable, "-m", "slipstream.tools.cli.cli", "learner", *arguments],
-        log=RunDir(root, name).log(mark or "test"),
-        environment=environment,
-    )
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "learner", *arguments]
+    process = Process(name, command, log=RunDir(root, name).log(mark or "test"), environment=environment)
     try:
         yield process
     finally:
@@ -114,13 +110,9 @@ def learner(root: Path, name: str, *settings: str, slow: bool, mark: str = "") -
 def two_hosts(root: Path, name: str) -> Iterator[list[Process]]:
     """A learner with a rank on each of two hosts, which are on this machine."""
     shared = ["learner.ranks=2", "learner.hosts=2", f"learner.rendezvous=127.0.0.1:{free_port()}"]
-    with contextlib.ExitStack() as hosts:
-        yield [
-            hosts.enter_context(
-                learner(root, name, *shared, f"learner.host_rank={number}", slow=False, mark=f"{name}-{number}")
-            )
-            for number in range(2)
-        ]
+    hosts = [learner(root, name, *shared, f"learner.host_rank={n}", slow=False, mark=f"{name}-{n}") for n in (0, 1)]
+    with hosts[0] as first, hosts[1] as second:
+        yield [first, second]
 
 
 def send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:

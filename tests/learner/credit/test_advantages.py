@@ -64,12 +64,9 @@ TURNS = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5
 @given(st.lists(TURNS, min_size=2, max_size=5), st.floats(0.1, 1))
 def test_gigpo_equals_its_definition_turn_by_turn(members: list[list[tuple[str, float]]], gamma: float) -> None:
     """As verl-agent goes about it: every turn is a row of its own, and finds by itself with whom it is compared."""
-    found = gigpo_advantages(
-        [np.array([reward for _, reward in member]) for member in members],
-        [[key for key, _ in member] for member in members],
-        gamma=gamma,
-        compared=standardised_advantages,
-    )
+    rewards = [np.array([reward for _, reward in member]) for member in members]
+    keys = [[key for key, _ in member] for member in members]
+    found = gigpo_advantages(rewards, keys, gamma=gamma, compared=standardised_advantages)
     totals = [math.fsum(reward for _, reward in member) for member in members]
     rows = [
         (number, key, math.fsum(gamma**away * reward for away, (_, reward) in enumerate(member[turn:])))

@@ -205,11 +205,8 @@ def grown_after_the_fact() -> Grown:
         places: list[Fork | None] = [Fork(parent=0, num_turns=turn) for turn in range(1, len(first))] or [None]
         for fork in places:
             for chance, third in continued([first, second], fork):
-                yield (
-                    probability(first) * probability(second) * chance / len(places),
-                    [first, second, third],
-                    [None, None, fork],
-                )
+                of_all = probability(first) * probability(second) * chance / len(places)
+                yield of_all, [first, second, third], [None, None, fork]
 
 
 def searched(search: str) -> Grown:
@@ -224,13 +221,8 @@ def searched(search: str) -> Grown:
         seen = [lines[each] for each in before.get(member, ())]
         fork = CHOICES[search](seen, MAX_FORK_TURN) if seen else None
         for chance, path in continued(paths, fork):
-            line = Line(
-                member=member,
-                begun=fork.num_turns if fork else 0,
-                steps=tuple(action.encode() for action in path),
-                total=RETURNS[path],
-                success=RETURNS[path] > 0.9,
-            )
+            begun, steps = fork.num_turns if fork else 0, tuple(action.encode() for action in path)
+            line = Line(member=member, begun=begun, steps=steps, total=RETURNS[path], success=RETURNS[path] > 0.9)
             for rest, all_paths, all_forks in more([*lines, line], [*paths, path], [*forks, fork]):
                 yield chance * rest, all_paths, all_forks
 

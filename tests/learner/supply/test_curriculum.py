@@ -74,15 +74,12 @@ def test_groups_of_a_part_that_is_no_longer_in_the_mixture_are_let_pass() -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mixture": {"a-b": MixtureEntry()}}, "letters, digits"),
-        ({"mixture": {"a": MixtureEntry(weight=0)}}, r"env\.mixture\.a\.weight"),
-    ],
+    ("parts", "message"),
+    [({"a-b": MixtureEntry()}, "letters, digits"), ({"a": MixtureEntry(weight=0)}, r"env\.mixture\.a\.weight")],
 )
-def test_a_mixture_that_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
+def test_a_mixture_that_makes_no_sense_is_refused(parts: dict[str, MixtureEntry], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        EnvConfig(**settings)  # type: ignore[arg-type]
+        EnvConfig(mixture=parts)
 
 
 def test_a_group_is_observed_at_its_first_use_only() -> None:

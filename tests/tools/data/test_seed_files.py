@@ -61,6 +61,7 @@ CRAFTING = [("system", "You craft."), ("user", "Craft planks."), ("assistant", C
 END = "<|im_end|>"
 
 NO_PAIR = "neither `chosen` and `rejected` nor `messages`"
+SPIDERS = {"task_id": "a-1", "Question": "How many legs have 3 spiders?", "Level": "1", "Final answer": "24"}
 OF_GAIA = {"reads": "neither `messages` nor", "dpo": NO_PAIR, "env": "gaia"}
 
 FORMS: dict[str, Form] = {
@@ -144,14 +145,7 @@ FORMS: dict[str, Form] = {
     ),
     "GAIA": Form(
         rows=[
-            {
-                "task_id": "a-1",
-                "Question": "How many legs have 3 spiders?",
-                "Level": "1",
-                "Final answer": "24",
-                "file_name": "",
-                "Annotator Metadata": {"Steps": "1. multiply", "Number of steps": "1"},
-            },
+            SPIDERS | {"file_name": "", "Annotator Metadata": {"Steps": "1. multiply", "Number of steps": "1"}},
             {"task_id": "a-2", "Question": "Who?", "Level": "2", "Final answer": "Ada", "file_name": None},
         ],
         **OF_GAIA,
