@@ -1,18 +1,24 @@
 """Advantages as they arrive at the tokens of a batch."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from slipstream.common.config.config import load_config
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import TokenSequence
+from slipstream.learner.credit.grpo import COMPARED
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
+from slipstream.learner.credit.token_rewards import last_token, per_turn
 from slipstream.replay.records.ticket import Group
 from tests.learner import even_game
 from tests.learner.even_game import recorded
@@ -213,3 +219,91 @@ def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
     measured = Measured(reference_logprobs=np.array([-3.0, -1, 1, -1, -1, -1]))
     first, _ = credited(WON_AND_LOST, measured=measured, advantage="gigpo_centred", gamma=0.5, **IN_REWARD)
     assert sampled(first.advantages, first) == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)
+
+
+TURNS = st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 5)), min_size=1, max_size=6)
+
+
+@given(TURNS)
+def test_allocations_conserve_the_return_and_one_by_turn_each_turns_reward(turns: list[tuple[float, int]]) -> None:
+    rewards, tokens = np.array([turn[0] for turn in turns]), np.array([turn[1] for turn in turns])
+    whole, by_turn = last_token(rewards, tokens), per_turn(rewards, tokens)
+    assert len(whole) == len(by_turn) == tokens.sum()
+    assert whole.sum() == pytest.approx(rewards.sum(), abs=1e-9)
+    assert [float(each.sum()) for each in np.split(by_turn, np.cumsum(tokens)[:-1])] == rewards.tolist()
+
+
+GROUPS = st.lists(TURNS, min_size=2, max_size=5)
+
+
+def attempt(turns: list[tuple[float, int]]) -> Trajectory:
+    """One token of the environment before each turn, which has a reward and a number of tokens."""
+    sampled = [token > 0 for _, num_tokens in turns for token in range(num_tokens + 1)]
+    stops = np.cumsum([num_tokens + 1 for _, num_tokens in turns]).tolist()
+    records = [turn(stop - length, stop, reward) for stop, (reward, length) in zip(stops, turns, strict=True)]
+    return recorded(range(len(sampled)), [-1.0 * each for each in sampled], sampled, turns=records)
+
+
+@pytest.mark.parametrize("allocation", ["last_token", "per_turn"])
+@pytest.mark.parametrize("advantage", COMPARED)
+@given(group=GROUPS)
+def test_the_first_token_to_which_all_is_to_come_has_the_whole_group_relative_advantage(
+    advantage: str, allocation: str, group: list[list[tuple[float, int]]]
+) -> None:
+    whole = COMPARED[advantage]([sum(reward for reward, _ in turns) for turns in group])
+    found = advantages([group_of(*map(attempt, group))], advantage=advantage, allocation=allocation)
+    assert [of_tokens[0] for of_tokens in found] == pytest.approx(whole, abs=1e-4)
+
+
+@given(group=GROUPS)
+def test_at_each_turn_the_centred_advantages_of_all_members_add_up_to_0(group: list[list[tuple[float, int]]]) -> None:
+    """Those of members that have ended, with which the others are compared, too."""
+    found = advantages([group_of(*map(attempt, group))], advantage="group_centred", allocation="per_turn")
+    to_go = [[sum(reward for reward, _ in turns[k:]) for k in range(6)] for turns in group]
+    for member, turns in enumerate(group):
+        firsts = np.cumsum([0, *(num_tokens for _, num_tokens in turns[:-1])])
+        for k, first in enumerate(firsts):
+            mean = sum(each[k] for each in to_go) / len(group)
+            assert found[member][first] == pytest.approx(to_go[member][k] - mean, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "won", "lost"),
+    [("last_token", [0.5] * 4, [-0.5] * 4), ("per_turn", [0.5, 0.5, 1.0, 1.0], [-0.5, -0.5, -1.0, -1.0])],
+)
+def test_a_token_gets_what_is_to_come_of_the_advantage(allocation: str, won: list[float], lost: list[float]) -> None:
+    group = [[(0.0, 2), (2.0, 2)], [(1.0, 2), (0.0, 2)]]
+    found = advantages([group_of(*map(attempt, group))], advantage="group_centred", allocation=allocation)
+    assert found == [pytest.approx(won), pytest.approx(lost)]
+
+
+def test_equal_returns_of_unequal_turns_teach_by_turn_alone() -> None:
+    first, last = attempt([(1.0, 1), (0.0, 1)]), attempt([(0.0, 1), (1.0, 1)])
+    apart, alike = group_of(first, last), group_of(first, first)
+    for advantage in COMPARED:
+        assert teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="per_turn"))
+        assert not teaches(alike, objective=ObjectiveConfig(advantage=advantage, allocation="per_turn"))
+        assert not teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="last_token"))
+
+
+@pytest.mark.parametrize("preset", sorted(Path("conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_group_that_teaches_nothing_has_no_advantage_beside_others(preset: Path) -> None:
+    """Every preset accepts the option; those that compare no siblings train such groups whatever it says."""
+    replay = ["replay.trees=random:2"] if preset.stem == "tree" else []
+    settings = ["replay.drop_zero_variance=false", *replay]
+    objective = load_config(None, settings, presets=[str(preset)]).objective
+    equal = group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2))
+    assert teaches(equal, objective=objective) != objective.compares_siblings
+    if not objective.compares_siblings:
+        return
+    alone = sequences_with_advantages([WON_AND_LOST], objective=objective)
+    beside = sequences_with_advantages([equal, WON_AND_LOST], objective=objective)
+    for sequence in beside[:2]:
+        np.testing.assert_allclose(sequence.advantages, 0.0, atol=1e-6)
+    for sequence, same in zip(beside[2:], alone, strict=True):
+        np.testing.assert_allclose(sequence.advantages, same.advantages, atol=1e-6)
+
+
+def test_dapo_drops_such_groups_whatever_the_file_before_it_says() -> None:
+    assert not load_config("conf/quickstart.yaml", []).replay.drop_zero_variance
+    assert load_config("conf/quickstart.yaml", [], presets=["conf/objective/dapo.yaml"]).replay.drop_zero_variance
