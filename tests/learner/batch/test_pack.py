@@ -53,11 +53,8 @@ def test_branches_keep_the_number_and_the_length_of_their_trajectory_in_any_pack
 
 def test_each_branch_knows_the_version_and_the_lag_of_its_tokens() -> None:
     """21 and 22 are of one turn, in the middle of which newer weights came in."""
-    spans = [(2, 3, 5), (4, 5, 10), (5, 6, 12)]
-    trajectory = msgspec.structs.replace(
-        two_branches(), version_spans=[VersionSpan(start=a, stop=b, policy_version=v) for a, b, v in spans]
-    )
-    sequences = sequences_of(trajectory, advantage=0.75)
+    spans = [VersionSpan(start=a, stop=b, policy_version=v) for a, b, v in [(2, 3, 5), (4, 5, 10), (5, 6, 12)]]
+    sequences = sequences_of(msgspec.structs.replace(two_branches(), version_spans=spans), advantage=0.75)
     assert [sequence.policy_versions.tolist() for sequence in sequences] == [[0, 0, 5], [0, 10, 12]]
     begun = Progress(step=4, policy_version=5, highest_published=9, next_group_id=0, tokens_trained=0)
     at = msgspec.structs.replace(begun.resumed_as(10), policy_version=13)  # 10 has the weights of 5
@@ -89,12 +86,9 @@ def test_positions_start_again_with_each_sequence_and_the_longest_comes_first() 
 
 def test_every_rank_gets_the_same_number_of_packs_even_if_some_have_nothing() -> None:
     sequences = [random_sequence(10, seed=0)]
-    busy = micro_batches(sequences, max_tokens=16, num_ranks=2, rank=0)
-    idle = micro_batches(sequences, max_tokens=16, num_ranks=2, rank=1)
-    assert [packed.lengths for packed in busy] == [(10,)]
-    assert [packed.lengths for packed in idle] == [(1,)]
-    assert not idle[0].loss_mask.any()
-    assert None not in (idle[0].old_values, idle[0].returns, idle[0].lags), "it has what a critic asks of every pack"
+    (busy,), (idle,) = (micro_batches(sequences, max_tokens=16, num_ranks=2, rank=rank) for rank in (0, 1))
+    assert (busy.lengths, idle.lengths) == ((10,), (1,)) and not idle.loss_mask.any()
+    assert None not in (idle.old_values, idle.returns, idle.lags), "it has what a critic asks of every pack"
 
 
 def test_there_is_only_one_more_round_where_the_sequences_do_not_fit_into_fewer() -> None:

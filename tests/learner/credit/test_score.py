@@ -191,14 +191,12 @@ def halves(returns: Sequence[float]) -> list[float]:
 
 
 def test_scores_beside_adapters_are_those_beside_none(policy: PackedModel, process_folder: Path, ranks: Ranks) -> None:
-    per_turn, episodes = "objective.allocation=per_turn", [ScoredEpisode.of(episode(0)), ScoredEpisode.of(episode(1))]
-    adapted = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4))
-    beside = load_model(policy.folder, ranks=ranks, settings=adapted)
-    found = []
-    for model in (policy, beside):
-        scorer = scorer_of(config_for(policy, process_folder, per_turn), model, ranks)
-        found.append(np.concatenate(scorer.values(episodes)))
-    assert found[0].tolist() == found[1].tolist()
+    config = config_for(policy, process_folder, "objective.allocation=per_turn")
+    episodes = [ScoredEpisode.of(episode(0)), ScoredEpisode.of(episode(1))]
+    adapted = load_model(policy.folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4)))
+    scorers = (scorer_of(config, model, ranks) for model in (policy, adapted))
+    alone, beside = (np.concatenate(scorer.values(episodes)) for scorer in scorers)
+    assert alone.tolist() == beside.tolist()
 
 
 def test_a_score_that_is_not_finite_ends_the_run(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> None:
