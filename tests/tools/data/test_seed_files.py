@@ -22,10 +22,10 @@ FILES: dict[str, Callable[[Path, list[Row]], Path]] = {"jsonl": as_jsonl, "json"
 
 @dataclass(kw_only=True)
 class Form:
-    """Rows, and what each verb makes of them: how many it reads, or a part of the reason why it refuses them."""
+    """Rows, and what each verb makes of them: it reads all, or refuses them with a reason that contains these words."""
 
     rows: list[Row]
-    reads: int | str  # by `data` and `fit sft`
+    refused: str = ""  # by `data` and `fit sft`; empty: read
     dpo: str = "`return` must be a number"
     learned: tuple[str, ...] = ()  # the text of the tokens that `fit sft` learns, of each row
     env: str = ""  # an environment that plays them
@@ -62,7 +62,7 @@ END = "<|im_end|>"
 
 NO_PAIR = "neither `chosen` and `rejected` nor `messages`"
 SPIDERS = {"task_id": "a-1", "Question": "How many legs have 3 spiders?", "Level": "1", "Final answer": "24"}
-OF_GAIA = {"reads": "neither `messages` nor", "dpo": NO_PAIR, "env": "gaia"}
+OF_GAIA = {"refused": "neither `messages` nor", "dpo": NO_PAIR, "env": "gaia"}
 
 FORMS: dict[str, Form] = {
     "AgentInstruct": Form(
@@ -70,7 +70,6 @@ FORMS: dict[str, Form] = {
             {"id": "os_0", "conversations": shares("You act.", "Ok?", "How many?", LS, "Output:\n\n3", ANSWER)},
             {"id": "db_0", "conversations": shares("You query MySQL.", "Ok.", "Who won?", YALE)},
         ],
-        reads=2,
         learned=(f"{LS}{END}{ANSWER}{END}", f"{YALE}{END}"),
         env="dataset",
         options={"conversation": "conversations", "answer": "id", "check": "exact"},
@@ -81,7 +80,6 @@ FORMS: dict[str, Form] = {
             {"dataset": "toolbench_tflan", "id": 7, "conversation": flan(MAY, "Warm?", LOOKS, "response: 21", "Yes.")},
             {"dataset": "toolbench_negative", "id": None, "conversation": flan(MAY, "Book me a flight.", NOT_MINE)},
         ],
-        reads=2,
         learned=(f"{LOOKS}{END}Yes.{END}", f"{NOT_MINE}{END}"),
         env="dataset",
         options={"conversation": "conversation", "answer": "dataset", "check": "exact"},
@@ -92,12 +90,10 @@ FORMS: dict[str, Form] = {
             {"id": "textcraft_4", "conversations": chat(*CRAFTING)},
             {"id": "os_1", "conversations": chat(("user", "How many?"), ("assistant", ANSWER))},
         ],
-        reads=2,
         learned=(f"{CRAFT}{END}", f"{ANSWER}{END}"),
     ),
     "AgentGym's trajectories of TextCraft": Form(
         rows=[{"item_id": "textcraft_0", "conversations": shares("You craft.", "OK.", "Goal: planks", CRAFT)}],
-        reads=1,
         learned=(f"{CRAFT}{END}",),
     ),
     "ToolBench's conversations": Form(
@@ -113,7 +109,6 @@ FORMS: dict[str, Form] = {
                 ],
             }
         ],
-        reads=1,
         learned=(f"Thought: \nAction: weather\nAction Input: {{}}{END}Yes.{END}",),
     ),
     "OpenManus-RL's TextCraft, in verl's seven columns": Form(
@@ -129,7 +124,7 @@ FORMS: dict[str, Form] = {
             }
             for number in range(3)
         ],
-        reads="rows with only a prompt are tasks",
+        refused="rows with only a prompt are tasks",
         dpo=NO_PAIR,
         env="dataset",
         options={"answer": "reward_model.ground_truth"},
@@ -170,10 +165,10 @@ def test_slipstream_data_keeps_their_rows_or_says_what_they_are(
 ) -> None:
     (form, _), path, kept = OF_FILES[name], written(tmp_path, name), tmp_path / "kept.jsonl"
     code = main(["data", str(kept), f"--data={path}"])
-    if isinstance(form.reads, int):
-        assert (code, len(kept.read_text().splitlines())) == (0, form.reads)
+    if form.refused:
+        assert code == 2 and form.refused in capsys.readouterr().err
     else:
-        assert code == 2 and form.reads in capsys.readouterr().err
+        assert (code, len(kept.read_text().splitlines())) == (0, len(form.rows))
 
 
 @pytest.mark.parametrize("name", OF_FILES)
@@ -181,12 +176,12 @@ def test_fits_learn_the_tokens_that_their_marks_leave(name: str, tmp_path: Path)
     (form, _), path = OF_FILES[name], written(tmp_path, name)
     with pytest.raises(ValueError, match=form.dpo):
         read(path, "dpo")
-    if isinstance(form.reads, str):
-        with pytest.raises(ValueError, match=form.reads):
+    if form.refused:
+        with pytest.raises(ValueError, match=form.refused):
             read(path)
         return
     samples, left_out = read(path)
-    assert (len(samples), left_out) == (form.reads, {})
+    assert (len(samples), left_out) == (len(form.rows), {})
     tokenizer = byte_tokenizer(CHATML)
     tokeniser = Tokeniser(tokenizer, model=ModelConfig())
     for sample, text in zip(samples, form.learned, strict=True):
