@@ -181,8 +181,7 @@ def test_losses_gradients_and_weights_do_not_depend_on_how_a_batch_is_cut(
 @pytest.mark.parametrize("normalisation", ["tokens", "sequences", "constant"])
 def test_what_is_compared_has_been_trained(results: Path, normalisation: str) -> None:
     trained = load_file(folder_of(results, 1, "one pack", normalisation, "float64") / "weights.safetensors")
-    begun = load_file(results / "float64" / "model.safetensors")
-    for name, tensor in begun.items():
+    for name, tensor in load_file(results / "float64" / "model.safetensors").items():
         assert trained[name].dtype == torch.float64
         assert float((trained[name] - tensor).abs().max()) > LR
 

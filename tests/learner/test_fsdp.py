@@ -125,10 +125,8 @@ def one_step(step: int, learner: Learner) -> tuple[dict[str, float], dict[str, t
     sequences = numbered([dataclasses.replace(each, lags=np.arange(each.num_tokens, dtype=np.int32))] for each in drawn)
     place = {"num_ranks": ranks.num_packing, "rank": ranks.packing_rank, "context": ranks.context}
     batches = micro_batches(sequences, max_tokens=50, **place)
-    num_loss_tokens = count_loss_tokens(sequences)
     for packed in batches:
-        logprobs = model(packed).logprobs
-        backward(logprobs.sum(), ranks=ranks, divisor=num_loss_tokens)
+        backward(model(packed).logprobs.sum(), ranks=ranks, divisor=count_loss_tokens(sequences))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = {name: parameter.grad.full_tensor() for name, parameter in trained.items()}
     learner.optimizer.zero_grad()
@@ -178,8 +176,7 @@ def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     (packed,) = micro_batches([random_sequence(20, seed=ranks.rank)], max_tokens=50, num_ranks=1, rank=0)
     skipped, changed = [], []
     for factor in (float("inf") if ranks.rank == 1 else 1.0, 1.0):
-        logprobs = model(packed).logprobs
-        backward(logprobs.sum() * factor, ranks=ranks, divisor=17)
+        backward(model(packed).logprobs.sum() * factor, ranks=ranks, divisor=17)
         skipped.append(apply_gradient(learner.optimizer, learner.schedule, max_grad_norm=1.0).skipped)
         changed.append(any(not torch.equal(tensor, before[name]) for name, tensor in full_tensors(model)))
     out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": learner.schedule.last_epoch}))

@@ -55,6 +55,8 @@ def test_each_branch_knows_the_version_and_the_lag_of_its_tokens() -> None:
     """21 and 22 are of one turn, in the middle of which newer weights came in."""
     spans = [VersionSpan(start=a, stop=b, policy_version=v) for a, b, v in [(2, 3, 5), (4, 5, 10), (5, 6, 12)]]
     sequences = sequences_of(msgspec.structs.replace(two_branches(), version_spans=spans), advantage=0.75)
+    unknown = pack(sequences)
+    assert unknown.lags is None and unknown.loss_lags.tolist() == [0, 0, 0], "as new as can be"
     assert [sequence.policy_versions.tolist() for sequence in sequences] == [[0, 0, 5], [0, 10, 12]]
     begun = Progress(step=4, policy_version=5, highest_published=9, next_group_id=0, tokens_trained=0)
     at = msgspec.structs.replace(begun.resumed_as(10), policy_version=13)  # 10 has the weights of 5
@@ -63,11 +65,6 @@ def test_each_branch_knows_the_version_and_the_lag_of_its_tokens() -> None:
     packed = pack([lagged[1], lagged[0]])
     assert packed.lags is not None and packed.lags.tolist() == [0, 3, 1, 0, 0, 3]
     assert packed.loss_lags.tolist() == [3, 1, 3]
-
-
-def test_without_lags_a_pack_has_none_and_its_loss_tokens_are_as_new_as_can_be() -> None:
-    packed = pack(sequences_of(two_branches(), advantage=0.75))
-    assert packed.lags is None and packed.loss_lags.tolist() == [0, 0, 0]
 
 
 def test_a_sampled_token_without_a_prompt_before_it_is_refused() -> None:

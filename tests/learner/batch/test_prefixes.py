@@ -85,8 +85,7 @@ def test_runs_hold_every_sequence_once_and_are_never_too_full(drawn: list[tuple[
 
 def test_ranks_divide_siblings_evenly() -> None:
     """8 siblings of 20 tokens, of which 10 are shared: two runs of 4 cost 20 + 3 * (10 + 10 / 8) = 53.75 each."""
-    runs = runs_of([20] * 8, [0] + [10] * 7, max_tokens=200, num_ranks=2)
-    assert runs == [range(4), range(4, 8)]
+    assert runs_of([20] * 8, [0] + [10] * 7, max_tokens=200, num_ranks=2) == [range(4), range(4, 8)]
 
 
 def test_siblings_meet_in_one_pack_that_costs_no_more_than_its_limit() -> None:

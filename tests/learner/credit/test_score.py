@@ -45,8 +45,7 @@ def make_model(folder: Path, *, words: str = WORDS) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> PackedModel:
-    folder = make_model(tmp_path_factory.mktemp("policy") / "model")
-    return load_model(folder, ranks=ranks, settings=FLOAT32)
+    return load_model(make_model(tmp_path_factory.mktemp("policy") / "model"), ranks=ranks, settings=FLOAT32)
 
 
 @pytest.fixture(scope="module")

@@ -98,10 +98,8 @@ def test_gae_skips_tokens_of_the_environment_and_is_standardised_over_the_batch(
 
 def test_branches_are_one_episode_to_the_critic() -> None:
     """Where history was rewritten, the value after a turn is that of the next turn in its new words."""
-    whole = two_turns(0.0, 1.0)
-    branched = msgspec.structs.replace(whole, branch_starts=[0, 3])
-    group = group_of(branched, two_turns(0.0, 0.0))
-    first, second, _ = credited(group, measured=VALUED, gae_lambda=0.5, **GAE)
+    branched = msgspec.structs.replace(two_turns(0.0, 1.0), branch_starts=[0, 3])
+    first, second, _ = credited(group_of(branched, two_turns(0.0, 0.0)), measured=VALUED, gae_lambda=0.5, **GAE)
     assert [first.returns.tolist(), second.returns.tolist()] == [[0.0, 0.5625, 0.875], [0.0, 1.0]]
 
 
@@ -289,8 +287,7 @@ def test_equal_returns_of_unequal_turns_teach_by_turn_alone() -> None:
 @pytest.mark.parametrize("preset", sorted(Path("conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_group_that_teaches_nothing_has_no_advantage_beside_others(preset: Path) -> None:
     """Every preset accepts the option; those that compare no siblings train such groups whatever it says."""
-    replay = ["replay.trees=random:2"] if preset.stem == "tree" else []
-    settings = ["replay.drop_zero_variance=false", *replay]
+    settings = ["replay.drop_zero_variance=false", *(["replay.trees=random:2"] if preset.stem == "tree" else [])]
     objective = load_config(None, settings, presets=[str(preset)]).objective
     equal = group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2))
     assert teaches(equal, objective=objective) != objective.compares_siblings

@@ -43,17 +43,15 @@ def test_a_tree_of_three_levels_of_nodes_is_as_computed_by_hand() -> None:
     Values: at turn 2 of member 0, (8 + 4) / 2 = 6; at turn 2 of member 2, (1 + 3) / 2 = 2. At turn 1, (6 + 2 + 1) / 3
     = 3. The other tree earned 5.
     """
-    found = tree_advantages(
-        leaves(
-            (8.0, 4, None),
-            (5.0, 2, None),
-            (1.0, 3, Fork(parent=0, num_turns=1)),
-            (1.0, 2, Fork(parent=0, num_turns=1)),
-            (4.0, 3, Fork(parent=0, num_turns=2)),
-            (3.0, 4, Fork(parent=2, num_turns=2)),
-        ),
-        num_trees=2,
+    attempts = leaves(
+        (8.0, 4, None),
+        (5.0, 2, None),
+        (1.0, 3, Fork(parent=0, num_turns=1)),
+        (1.0, 2, Fork(parent=0, num_turns=1)),
+        (4.0, 3, Fork(parent=0, num_turns=2)),
+        (3.0, 4, Fork(parent=2, num_turns=2)),
     )
+    found = tree_advantages(attempts, num_trees=2)
     assert [credit.advantages.round(9).tolist() for credit in found] == [
         [3 - 5, 6 - 1.5, 8 - 4, 8 - 4],
         [5 - 3, 5 - 3],
@@ -71,8 +69,7 @@ def test_a_tree_of_three_levels_of_nodes_is_as_computed_by_hand() -> None:
 def test_without_forks_it_is_leave_one_out() -> None:
     returns = [3.0, 0.0, 0.0, 1.0]
     found = tree_advantages(leaves(*((total, 2, None) for total in returns)), num_trees=4)
-    expected = leave_one_out_advantages(returns)
-    assert np.allclose([credit.advantages[0] for credit in found], expected)
+    assert np.allclose([credit.advantages[0] for credit in found], leave_one_out_advantages(returns))
     assert all((credit.weights == 1).all() for credit in found)
 
 

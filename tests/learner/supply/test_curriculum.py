@@ -38,8 +38,7 @@ def test_one_environment_is_a_mixture_of_itself() -> None:
 
 def test_mixture_entries_share_the_groups_by_weight_under_their_own_labels() -> None:
     assert [entry.name for entry in mixture().entries().values()] == ["craft", "grid"]
-    found = shares(Curriculum(mixture(), seed=1))
-    assert found == pytest.approx({"craft": 0.75, "easy": 0.25}, abs=0.03)
+    assert shares(Curriculum(mixture(), seed=1)) == pytest.approx({"craft": 0.75, "easy": 0.25}, abs=0.03)
 
 
 def test_the_same_seed_gives_the_same_tasks_and_no_task_is_repeated_before_all_are_visited() -> None:

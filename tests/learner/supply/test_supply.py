@@ -266,8 +266,7 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(scene: S
 
 @pytest.mark.parametrize("advantage", ["group_standardised", "gigpo", "gae", "reinforce_pp"])
 def test_groups_of_trees_are_dropped_where_an_objective_counts_tokens_twice(scene: Scene, advantage: str) -> None:
-    trees = ["replay.group_size=3", "replay.trees=random:2", "objective.advantage=tree"]
-    scene.admitted(*trees)
+    scene.admitted("replay.group_size=3", "replay.trees=random:2", "objective.advantage=tree")
     while (lease := scene.actor.lease("a")) is not None:
         for member in range(3):
             attempt = earning(scene.buffer.attempt(lease, member), float(member))

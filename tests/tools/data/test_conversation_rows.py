@@ -37,8 +37,7 @@ def told(conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def learnt(conversation: Conversation) -> list[str]:
-    messages = conversation.messages
-    return [message.content for index, message in enumerate(messages) if conversation.is_learnt(index)]
+    return [message.content for at, message in enumerate(conversation.messages) if conversation.is_learnt(at)]
 
 
 def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path) -> None:
@@ -163,9 +162,8 @@ def test_with_calls_as_actions_sft_reads_the_tokens_that_a_run_shows(family: str
     replies = [encoder(tokenizer)(form.write(text, before=following)) for text, following in said_before]
     chat.reply(replies[0])
     result = Observation(messages=[Message("user", "a door")], rewards={})
-    answer = asyncio.run(actions.shown(ParsedAction(text="{}", valid=True), result))
     branches = [[*prompt.tokens, *replies[0]]]
-    extension = chat.extend(answer)
+    extension = chat.extend(asyncio.run(actions.shown(ParsedAction(text="{}", valid=True), result)))
     branches = [*branches, []] if extension.new_branch else branches
     branches[-1] += [*extension.tokens, *replies[1]]
 

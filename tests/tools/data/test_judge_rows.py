@@ -47,8 +47,7 @@ def run(tmp_path: Path, server: ScriptedJudge, capsys: pytest.CaptureFixture[str
 
 
 def test_rows_are_marked_and_filtered(tmp_path: Path, server: ScriptedJudge, run: Run) -> None:
-    rows = [talk(f"q{mark}", str(mark), success=mark > 4) for mark in (9, 2, 7, 4)]
-    as_jsonl(tmp_path / "rows.jsonl", rows)
+    as_jsonl(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark), success=mark > 4) for mark in (9, 2, 7, 4)])
     assert run("--min-mark=0.4") == ""
     assert [row["marks"] for row in read(tmp_path / "out.jsonl")] == [{"clear": 0.9}, {"clear": 0.7}, {"clear": 0.4}]
     assert len(server.requests) == 4
