@@ -1,7 +1,4 @@
-"""Two ranks do what one does, each with micro-batches of its own or together with the other's.
-
-This process is the one rank, two others are made once and leave what they found.
-"""
+"""Two ranks do what one does, each with micro-batches of its own or together with the other's."""
 
 import dataclasses
 import json
@@ -53,7 +50,7 @@ GAMES = {  # what else than weights a rank keeps its shards of
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
-    """What one rank and two ranks found, each in a folder of its own."""
+    """What this process as one rank, and two others, found, each in a folder of its own."""
     path = tmp_path_factory.mktemp("results")
     for name in KINDS:
         if name in FAMILIES:
@@ -232,21 +229,16 @@ def test_two_ranks_with_a_critic_equal_one(results: Path, game: str, way: str) -
         assert found_step == pytest.approx(expected_step, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("way", ["", "_together"])
-def test_a_checkpoint_of_one_rank_resumes_on_two(results: Path, way: str) -> None:
-    expected = results / "tied_on_one" / "weights.safetensors"
-    assert_tensors_close(results / f"resumed{way}_on_two" / "weights.safetensors", expected)
-
-
 def test_layers_with_a_state_refuse_a_context_on_every_rank(results: Path) -> None:
     for rank in (0, 1):
         assert "`learner.context_ranks` must be 1, got 2" in (results / f"refusal_{rank}.txt").read_text()
 
 
-def test_a_checkpoint_of_two_ranks_resumes_on_one(results: Path, tmp_path: Path, ranks: Ranks) -> None:
-    resume(results / "tied_model", results / "tied_on_two", tmp_path / "resumed", ranks=ranks)
-    expected = results / "tied_on_one" / "weights.safetensors"
-    assert_tensors_close(tmp_path / "resumed" / "weights.safetensors", expected)
+def test_a_checkpoint_of_one_rank_resumes_on_two_and_one_of_two_on_one(results: Path, ranks: Ranks) -> None:
+    resume(results / "tied_model", results / "tied_on_two", results / "resumed_on_one", ranks=ranks)
+    for resumed in ("resumed_on_two", "resumed_together_on_two", "resumed_on_one"):
+        expected = results / "tied_on_one" / "weights.safetensors"
+        assert_tensors_close(results / resumed / "weights.safetensors", expected)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_on_every_rank(results: Path) -> None:
@@ -266,4 +258,4 @@ def assert_tensors_close(found_file: Path, expected_file: Path) -> None:
     found, expected = load_file(found_file), load_file(expected_file)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert float((found[name] - tensor).norm()) <= 5e-5 * float(tensor.norm()), f"{found_file.name} {name}"
+        assert float((found[name] - tensor).norm()) <= 5e-5 * float(tensor.norm()), f"{found_file} {name}"

@@ -21,6 +21,9 @@ from slipstream.learner.credit.reinforce_pp import standardised_over_batch
 from slipstream.learner.credit.token_rewards import returns_to_go
 from slipstream.learner.credit.vtrace import vtrace
 
+NUMBER, FRACTION = st.floats(-3, 3), st.floats(0, 1)
+STEPS = st.lists(st.tuples(NUMBER, NUMBER, st.floats(0.05, 4)), min_size=1, max_size=8)
+TURNS = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6)
 RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=16)
 
 
@@ -63,9 +66,6 @@ def test_what_is_standardised_over_a_batch_has_no_mean_and_a_deviation_of_one(re
     assert found.sum() == pytest.approx(0.0, abs=1e-6)
 
 
-TURNS = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6)
-
-
 @given(st.lists(TURNS, min_size=2, max_size=5), st.floats(0.1, 1))
 def test_gigpo_equals_its_definition_turn_by_turn(members: list[list[tuple[str, float]]], gamma: float) -> None:
     """As verl-agent goes about it: every turn is a row of its own, and finds by itself with whom it is compared."""
@@ -85,11 +85,6 @@ def test_gigpo_equals_its_definition_turn_by_turn(members: list[list[tuple[str, 
             expected += (to_go - statistics.fmean(same)) / (statistics.stdev(same) + 1e-6)
         assert advantage == pytest.approx(expected, abs=1e-6)
     assert [len(each) for each in found] == [len(member) for member in members]
-
-
-NUMBER = st.floats(-3, 3)
-STEPS = st.lists(st.tuples(NUMBER, NUMBER, st.floats(0.05, 4)), min_size=1, max_size=8)
-FRACTION = st.floats(0, 1)
 
 
 def columns(steps: list[tuple[float, float, float]]) -> list[np.ndarray]:

@@ -82,6 +82,8 @@ def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment()
 
 VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
 VALUED = Measured(values=VALUES)
+REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1: k1 is 0.5, 0, -0.5, and zeros
+OF_GROUPS = ["group_standardised", "group_centred", "leave_one_out", "gigpo"]
 GAE: dict[str, Any] = {"advantage": "gae", "critic": "own", "allocation": "per_turn"}
 IN_REWARD: dict[str, Any] = {"kl_coefficient": 0.1, "kl_place": "reward"}
 
@@ -118,9 +120,6 @@ def test_vtraces_advantages_have_the_ratio_in_them_and_are_as_they_are() -> None
     # Targets from the last: 0.75 + 0.25; 0.25 + 0.5 + 0.25; 0.5 + 0.5 * -0.25 + 0.5 * (1 - 0.25).
     assert sampled(first.returns, first) == pytest.approx([0.75, 1.0, 1.0])
     assert sampled(first.advantages, first) == pytest.approx([0.5 * (1 - 0.5), 1 - 0.25, 1 - 0.75])
-
-
-REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1: k1 is 0.5, 0, -0.5, and zeros
 
 
 def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
@@ -160,9 +159,6 @@ def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
         assert teaches(WON_AND_LOST, objective=objective)
         assert not teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0)), objective=objective)
         assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
-
-
-OF_GROUPS = ["group_standardised", "group_centred", "leave_one_out", "gigpo"]
 
 
 @pytest.mark.parametrize("advantage", OF_GROUPS)
@@ -220,6 +216,7 @@ def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
 
 
 TURNS = st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 5)), min_size=1, max_size=6)
+GROUPS = st.lists(TURNS, min_size=2, max_size=5)
 
 
 @given(TURNS)
@@ -229,9 +226,6 @@ def test_allocations_conserve_the_return_and_one_by_turn_each_turns_reward(turns
     assert len(whole) == len(by_turn) == tokens.sum()
     assert whole.sum() == pytest.approx(rewards.sum(), abs=1e-9)
     assert [float(each.sum()) for each in np.split(by_turn, np.cumsum(tokens)[:-1])] == rewards.tolist()
-
-
-GROUPS = st.lists(TURNS, min_size=2, max_size=5)
 
 
 def attempt(turns: list[tuple[float, int]]) -> Trajectory:

@@ -1,10 +1,15 @@
-"""What the loss says of itself: how much a token may weigh, and which bounds never act."""
+"""What the loss says of itself: how much a token may weigh, which bounds never act, and whose own part fails.
+
+`tests/whole/test_extend.py` has the mistakes in each kind of own parts.
+"""
 
 import math
 
 import pytest
 
 from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.probation.loss_probe import acts, weight_bound
 
 
@@ -44,3 +49,14 @@ def test_a_bound_acts_where_tokens_get_to_it() -> None:
     assert not acts(ObjectiveConfig(clip_high=4.5), "clip_high")  # the token mask ends at a ratio of 5
     assert acts(ObjectiveConfig(clip_high=4.5), "clip_high", without={"mask_high": 1e9})
     assert acts(ObjectiveConfig(surrogate="dppo_tv", correction="none"), "max_total_variation")
+
+
+def only_ascending(returns: list[float]) -> list[float]:
+    if returns[0] > returns[-1]:
+        raise RuntimeError("the best comes first")
+    return [each - 0.5 for each in returns]
+
+
+def test_an_advantage_that_fails_for_another_order_of_siblings_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"`objective.advantage` .*failed: RuntimeError: the best comes first"):
+        check_bounds(ObjectiveConfig(advantage=f"{__name__}:only_ascending"), max_lag=0, max_uses=1)

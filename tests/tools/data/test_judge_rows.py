@@ -15,6 +15,7 @@ from tests.tools.data.test_data import as_jsonl, read, talk
 
 __all__ = ["impatient", "serve"]  # fixtures
 
+Run = Callable[..., str]
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
 
 
@@ -26,9 +27,6 @@ def marks_of(request: dict[str, Any], number: int) -> Reply:
 @pytest.fixture
 def server(serve: Serve) -> ScriptedJudge:
     return serve(marks_of)
-
-
-Run = Callable[..., str]
 
 
 @pytest.fixture

@@ -309,15 +309,10 @@ def test_a_value_that_json_lacks_is_read_as_one_or_refused_with_its_row_and_colu
             read(path)
 
 
-MARKS: list[Row] = [
-    *(
-        {name: value}
-        for name in ("loss", "loss_mask", "weight", "train", "trainable", "training")
-        for value in (False, 0, 0.0, "false", "0")
-    ),
-    *({name: value} for name in ("masked", "ignore") for value in (True, 1, 1.0, "True", "yes")),
-    {"weight": 1, "train": False},
-]
+LEARNED_IF_TRUE = ("loss", "loss_mask", "weight", "train", "trainable", "training")
+MARKS: list[Row] = [{name: value} for name in LEARNED_IF_TRUE for value in (False, 0, 0.0, "false", "0")]
+MARKS += [{name: value} for name in ("masked", "ignore") for value in (True, 1, 1.0, "True", "yes")]
+MARKS.append({"weight": 1, "train": False})
 
 
 @pytest.mark.parametrize("mark", MARKS, ids=str)

@@ -34,6 +34,7 @@ EXPLORE = {"explore": "up objective.reward_model=@judge learner.steps=3"}
 LABEL = {"label": "collect --num-tasks=2 --completions=3"}
 PROCESS = {"process": "fit prm --data=@label --epochs=2"}
 GUIDED = {"guided": "collect --num-tasks=4 --search=tree_of_thoughts --reward-model=@process"}
+Refusal = Callable[..., str]
 BY_TURN = {"by-turn": "up objective.reward_model=@process objective.allocation=per_turn learner.steps=3"}
 
 
@@ -60,9 +61,6 @@ def test_a_held_out_loss_that_was_not_finite_ends_no_road(tmp_path: Path) -> Non
     done = Done(command=command)
     add_outcome(done, stage)
     assert (done.tokens_trained, done.note) == (40, "held-out loss 1.50 to nan")
-
-
-Refusal = Callable[..., str]
 
 
 @pytest.fixture
