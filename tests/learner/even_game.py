@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from slipstream.common.config.config import Config
@@ -90,16 +90,14 @@ def recorded(
         loss_mask=pack_mask(list(sampled)),
         branch_starts=list(branch_starts),
     )
-    return msgspec.structs.replace(bare, turns=list(turns))
+    return replace(bare, turns=list(turns))
 
 
 def group_of(trajectories: Sequence[Trajectory], *, group_id: int = 0) -> Group:
     first = trajectories[0]
     asked = ticket(group_id, num_members=len(trajectories))
-    asked = msgspec.structs.replace(asked, task=first.task, sampling=first.sampling, seed=0)
-    members = [
-        msgspec.structs.replace(each, group_id=group_id, member=member) for member, each in enumerate(trajectories)
-    ]
+    asked = replace(asked, task=first.task, sampling=first.sampling, seed=0)
+    members = [replace(each, group_id=group_id, member=member) for member, each in enumerate(trajectories)]
     return Group(ticket=asked, num_uses=1, trajectories=members)
 
 
@@ -130,4 +128,4 @@ def _trajectory(tokens: list[int], logprobs: list[float], *, version: int) -> Tr
     turns = [turn(*place, rewards={"even": reward}) for place, reward in zip(TURNS, rewards_of(tokens), strict=True)]
     spans = [VersionSpan(start=start, stop=stop, policy_version=version) for start, stop in TURNS]
     bare = recorded(tokens, np.minimum(logprobs, 0.0).tolist(), SAMPLED, turns=turns)
-    return msgspec.structs.replace(bare, version_spans=spans)
+    return replace(bare, version_spans=spans)

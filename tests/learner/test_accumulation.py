@@ -59,19 +59,15 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
     path = tmp_path_factory.mktemp("results")
     save_tiny_model(path / "float32")
     save_model_without_float32(path / "float64")
-    train_all(path, ranks=ranks)
+    train_all(ranks, str(path))
     for num_ranks in (2, 3):
-        SeveralRanks(be_a_rank, path, num_ranks=num_ranks).wait()
+        SeveralRanks(train_all, path, num_ranks=num_ranks).wait()
     return path
 
 
-def be_a_rank(ranks: Ranks, path: str) -> None:
-    train_all(Path(path), ranks=ranks)
-
-
-def train_all(path: Path, *, ranks: Ranks) -> None:
+def train_all(ranks: Ranks, path: str) -> None:
     for way, normalisation, dtype in CASES_ON[ranks.num_ranks]:
-        train(path, way, normalisation, dtype, ranks=ranks)
+        train(Path(path), way, normalisation, dtype, ranks=ranks)
 
 
 def batch_of(step: int, lengths: tuple[int, ...]) -> list[TokenSequence]:

@@ -154,8 +154,7 @@ def test_a_sliding_window_reaches_into_the_shared_prefix(window: int, tmp_path: 
     layers = ["sliding_attention", "full_attention"]
     save_tiny_model(tmp_path, use_sliding_window=True, sliding_window=window, layer_types=layers, num_key_value_heads=1)
     model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)
-    branches = a_tree(seed=1)
-    shared, apart = (pack(branches, share_prefixes=share_prefixes) for share_prefixes in (True, False))
+    shared, apart = (pack(a_tree(seed=1), share_prefixes=share_prefixes) for share_prefixes in (True, False))
     found = {}
     for packed in (shared, apart):
         logprobs = model(packed).logprobs
@@ -168,9 +167,8 @@ def test_a_sliding_window_reaches_into_the_shared_prefix(window: int, tmp_path: 
 def test_a_reward_model_scores_the_ends_of_conversations_that_begin_alike(tiny: Path, ranks: Ranks) -> None:
     model = load_kind(RewardModel, tiny, ranks=ranks, settings=FLOAT32)
     torch.nn.init.ones_(model.score.weight.to_local())
-    ends = [
-        dataclasses.replace(each, loss_mask=np.arange(each.num_tokens) == each.num_tokens - 1) for each in a_tree(3)
-    ]
+    tree = a_tree(seed=3)
+    ends = [dataclasses.replace(each, loss_mask=np.arange(each.num_tokens) == each.num_tokens - 1) for each in tree]
     with torch.no_grad():
         shared, apart = (in_order(packed, model(packed)) for packed in (pack(ends, share_prefixes=True), pack(ends)))
     torch.testing.assert_close(shared, apart, rtol=1e-5, atol=1e-5)

@@ -44,10 +44,8 @@ def test_the_same_seed_gives_the_same_losses(tiny: Path, ranks: Ranks) -> None:
 
 
 def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1(tiny: Path, ranks: Ranks) -> None:
-    model, hot = (
-        load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=temperature))
-        for temperature in (1.0, 1.7)
-    )
+    hotter = dataclasses.replace(FLOAT32, temperature=1.7)
+    model, hot = (load_model(tiny, ranks=ranks, settings=settings) for settings in (FLOAT32, hotter))
     packed = pack([part for task in range(16) for part in sequences_of(expert_episode(task), advantage=0.0)])
     with torch.no_grad():
         expected = -float(model(packed).logprobs.mean())

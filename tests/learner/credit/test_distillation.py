@@ -25,7 +25,7 @@ from tests.learner.objective.test_objective_proof import MAX_WEIGHT, inert_chang
 from tests.tools.run.tiny_model import save_tiny_model
 
 DISTIL = ["objective.advantage=distillation", "objective.kl_place=reward", "objective.kl_coefficient=1"]
-FROM_A = [*DISTIL, "objective.reference_model=a"]
+FROM_A, FROM_URL = ([*DISTIL, f"objective.reference_model={at}"] for at in ("a", "http://127.0.0.1:1/v1"))
 
 
 def teacher_of(folder: Path, *, seed: int = 1, **changes: object) -> Path:
@@ -50,8 +50,7 @@ def config_of(student: Path, *overrides: str) -> Config:
 
 
 def test_each_token_has_the_advantage_of_the_teacher_over_the_policy_whatever_was_earned() -> None:
-    first = two_turns(0.0, 1.0)
-    first = msgspec.structs.replace(first, behaviour_logprobs=pack_logprobs([0, -1, -2, 0, -0.5]))
+    first = msgspec.structs.replace(two_turns(0.0, 1.0), behaviour_logprobs=pack_logprobs([0, -1, -2, 0, -0.5]))
     second = two_turns(5.0, 5.0)  # every sampled token at -1
     objective = ObjectiveConfig(advantage="distillation", kl_place="reward", kl_coefficient=2.0, reference_model="any")
     measured = Measured(reference_logprobs=np.array([-0.5, -3, -0.5, -1, -2, -1]))
@@ -125,8 +124,11 @@ def test_every_key_of_distillation_acts_and_no_token_weighs_without_a_bound() ->
         ([*FROM_A, "objective.gamma=0.9"], "no effect"),
         ([*FROM_A, "replay.keep_fraction=0.5"], "replay.keep_fraction.*learns nothing"),
         (["objective.reference_model=a"], "no effect with objective.kl_coefficient 0"),
+        ([*FROM_URL, "sampling.temperature=0.7"], "`sampling.temperature` must be 1 with a URL"),
+        ([*FROM_URL, "sampling.top_k=20"], "`sampling.top_k` must be 0 with a URL"),
+        ([*FROM_URL, "objective.kl_place=loss"], "kl_place"),
     ],
 )
-def test_settings_of_a_teacher_without_effect_are_refused(overrides: list[str], why: str) -> None:
+def test_settings_that_a_teacher_or_its_server_cannot_follow_are_refused(overrides: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_coherence(load_config(None, overrides))

@@ -207,8 +207,7 @@ def test_a_score_that_is_not_finite_ends_the_run(policy: PackedModel, scorer_fol
 
 
 def test_another_template_is_refused(policy: PackedModel, scorer_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(scorer_folder, other)
+    other = shutil.copytree(scorer_folder, tmp_path / "other")
     tokenizer = load_tokenizer(other)
     tokenizer.chat_template += "{# another #}"
     tokenizer.save_pretrained(other)

@@ -11,14 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.rewards import attempts
 from slipstream.learner.batch.pack import TokenSequence, sequences_of
 from slipstream.learner.credit.teacher import PROBE, Teacher, TeacherAway, find_teacher
-from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.learner.credit.test_distillation import DISTIL, config_of, student, teacher
@@ -163,16 +161,3 @@ def test_an_address_without_a_server_is_refused(url: str) -> None:
 def test_an_address_may_end_with_a_slash(server: Server) -> None:
     found = find_teacher(f"{server.url}/", probe=server.encode(PROBE), max_tokens=64)
     assert found == Teacher(url=server.url, model="large")
-
-
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
-        ("sampling.temperature=0.7", "`sampling.temperature` must be 1 with a URL"),
-        ("sampling.top_k=20", "`sampling.top_k` must be 0 with a URL"),
-        ("objective.kl_place=loss", "kl_place"),
-    ],
-)
-def test_settings_that_a_server_cannot_follow_are_refused(setting: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        check_coherence(load_config(None, [*DISTIL, "objective.reference_model=http://127.0.0.1:1/v1", setting]))

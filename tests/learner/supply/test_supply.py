@@ -231,14 +231,12 @@ def test_ready_groups_count_as_far_as_they_teach(scene: Scene, settings: tuple[s
 def test_groups_that_are_not_urgent_prefer_the_newest_weights(scene: Scene) -> None:
     """The first groups may be played by any version that the lag allows; a step that has its groups is in no hurry."""
     supply = scene.admitted("replay.target_lag=2", "learner.steps=9", version=3)
-    assert {oldest_and_preferred(lease) for lease in scene.work()} == {(1, 1)}
+    tickets = [lease.ticket for lease in scene.work()]
+    assert {(each.min_policy_version, each.preferred_policy_version) for each in tickets} == {(1, 1)}
     scene.batch(supply, 1, 4)
     supply.admit(2, [], published_version=5)  # the groups of this step are ready
-    assert {oldest_and_preferred(lease) for lease in scene.work()} == {(3, 5)}
-
-
-def oldest_and_preferred(lease: Lease) -> tuple[int, int]:
-    return lease.ticket.min_policy_version, lease.ticket.preferred_policy_version
+    tickets = [lease.ticket for lease in scene.work()]
+    assert {(each.min_policy_version, each.preferred_policy_version) for each in tickets} == {(3, 5)}
 
 
 def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(scene: Scene) -> None:
