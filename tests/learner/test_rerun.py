@@ -39,17 +39,15 @@ def test_a_run_whose_learner_was_killed_is_trained_again_to_the_same_bits(
     """
     settings = [*SETTINGS, "learner.checkpoint_every=5"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        first_learner, actor = run.start_learner(), run.start_actor("actor")
-        run.wait_until(
-            lambda: is_frozen_between_checkpoints(run, first_learner), "the learner is past its first checkpoint"
-        )
+        first, actor = run.start_learner(), run.start_actor("actor")
+        run.wait_until(lambda: is_frozen_between_checkpoints(run, first), "the learner is past its first checkpoint")
         saved_step, killed_at = checkpointed_step(run), run.last_step()
         assert 0 < saved_step < killed_at < NUM_STEPS
         assert archive_of(run).last_step >= killed_at  # what its successor has to cut
         undone, published_before = run.claimed_after(saved_step), run.published_version()
         assert len(undone) >= GROUPS_PER_STEP * (killed_at - saved_step)
         assert run.ledger().trained <= GROUPS_PER_STEP * saved_step
-        first_learner.kill()
+        first.kill()
         assert [process.wait() for process in (run.start_learner(), actor)] == [0, 0]
         books = run.ledger()
         assert books.trained == GROUPS_PER_STEP * NUM_STEPS

@@ -30,13 +30,11 @@ def two_branches() -> Trajectory:
 
 
 def test_each_branch_is_a_sequence_with_the_trajectorys_advantage() -> None:
-    first, second = sequences_of(two_branches(), advantage=0.75)
-    assert first.tokens.tolist() == [10, 11, 12]
-    assert first.loss_mask.tolist() == [False, False, True]
-    assert first.behaviour_logprobs.tolist() == [0, 0, -0.5]
-    assert second.tokens.tolist() == [20, 21, 22]
-    assert second.behaviour_logprobs.tolist() == [0, -1.5, -2.5]
-    assert second.advantages.tolist() == [0.75, 0.75, 0.75]
+    sequences = sequences_of(two_branches(), advantage=0.75)
+    assert [each.tokens.tolist() for each in sequences] == [[10, 11, 12], [20, 21, 22]]
+    assert [each.loss_mask.tolist() for each in sequences] == [[False, False, True], [False, True, True]]
+    assert [each.behaviour_logprobs.tolist() for each in sequences] == [[0, 0, -0.5], [0, -1.5, -2.5]]
+    assert [each.advantages.tolist() for each in sequences] == [[0.75] * 3] * 2
 
 
 def test_branches_keep_the_number_and_the_length_of_their_trajectory_in_any_pack() -> None:

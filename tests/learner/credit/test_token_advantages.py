@@ -65,9 +65,7 @@ def test_reinforce_pp_compares_each_tokens_return_to_go_with_the_whole_batch() -
     groups = [group_of(two_turns(1.0, 1.0), two_turns(1.0, 0.0)), group_of(two_turns(0.0, 0.0), two_turns(0.0, 0.0))]
     # Returns to go by turn: (2, 2, 1), (1, 1, 0), and zeros; over 12 tokens, mean 7/12.
     to_go = [[2, 2, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
-    flat = [value for row in to_go for value in row]
-    mean = sum(flat) / 12
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in flat) / 12)
+    mean, deviation = np.mean(to_go), np.std(to_go)
     found = advantages(groups, advantage="reinforce_pp", allocation="per_turn")
     for row, expected in zip(found, to_go, strict=True):
         assert row == pytest.approx([(value - mean) / deviation for value in expected], rel=1e-5)

@@ -185,9 +185,7 @@ def grown(plan: Plan) -> Grown:
             yield 1.0, paths, forks
             return
         fork = plan.get(member)
-        if fork is not None and (
-            forks[fork.parent] != plan.get(fork.parent) or fork.num_turns >= len(paths[fork.parent])
-        ):
+        if fork and (forks[fork.parent] != plan.get(fork.parent) or fork.num_turns >= len(paths[fork.parent])):
             fork = None
         for chance, path in continued(paths, fork):
             for rest, all_paths, all_forks in more([*paths, path], [*forks, fork]):

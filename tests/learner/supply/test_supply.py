@@ -20,6 +20,8 @@ from slipstream.replay.records.ticket import Lease
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
 from tests.replay.records.attempts import Views, earning, ids, leased, make_buffer, turn, verdict_on
 
+SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0", "learner.steps=9")
+
 
 def config(*overrides: str) -> Config:
     """Groups of two, two groups a step, one step ahead."""
@@ -36,16 +38,9 @@ def work(buffer: Views, *, returns: Callable[[int], tuple[float, float]]) -> lis
     return leases
 
 
-def differ(group_id: int) -> tuple[float, float]:
-    return (0.0, 1.0)
-
-
 def ahead_of(step: int, version: int = 0) -> Progress:
     """A learner about to make `step` with the weights of `version`, which it has published."""
     return Progress(step=step - 1, policy_version=version, highest_published=version, next_group_id=0, tokens_trained=0)
-
-
-SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0", "learner.steps=9")
 
 
 class Scene:
@@ -64,7 +59,7 @@ class Scene:
         supply.admit(1, [], published_version=version)
         return supply
 
-    def work(self, returns: Callable[[int], tuple[float, float]] = differ) -> list[Lease]:
+    def work(self, returns: Callable[[int], tuple[float, float]] = lambda group_id: (0.0, 1.0)) -> list[Lease]:
         return work(self.buffer, returns=returns)
 
     def batch(self, supply: Supply, step: int = 1, version: int = 0) -> Batch:

@@ -104,6 +104,7 @@ SYSTEM = {"role": "system", "content": "s"}
 TEXT = {"type": "string"}
 ZONE = TEXT | {"enum": ["CET", "UTC"]}
 THINKS = {"type": "thinking", "thinking": "hm"}
+WARM = calling("warm?", call("weather", day=1), tool("weather", day={"type": "integer"}))
 NO = {"response": "no", "overall_score": 2, "model": "a"}
 OF_KEYS: dict[str, list[Row]] = {
     "calls and tools": [
@@ -203,10 +204,7 @@ def test_a_file_of_each_format_gives_the_same_samples_of_which_each_teaches_toke
         ({"conversation": "messages"}, {"messages": [user("a"), reply("b"), user("c"), reply("d")], "system": "s"}),
         (
             {"conversation": "messages", "tools": "tools"},
-            {
-                "messages": [user("warm?"), reply(None, tool_calls=[call("weather", day=1)]), user("so?"), reply("x")],
-                "tools": [tool("weather", day={"type": "integer"})],
-            },
+            WARM | {"messages": [*WARM["messages"], user("so?"), reply("x")]},
         ),
     ],
     ids=str,
@@ -261,9 +259,8 @@ async def scores(path: Path, options: Row, *replies: str) -> tuple[str, float]:
 )
 def test_the_marks_and_the_system_of_a_row_are_read_by_every_verb(as_file: Any, marks: Row, tmp_path: Path) -> None:
     talk = {"messages": [user("a"), reply("BAD"), user("b"), reply("GOOD")], "system": "s", "answer": "x", "label": "x"}
-    path = as_file(
-        tmp_path / f"rows.{as_file.__name__[3:]}", [talk | marks, {"messages": [user("c"), reply("d")], "answer": "x"}]
-    )
+    rows = [talk | marks, {"messages": [user("c"), reply("d")], "answer": "x"}]
+    path = as_file(tmp_path / f"rows.{as_file.__name__[3:]}", rows)
     is_list = isinstance(next(iter(marks.values())), list)
     taught, left_out = read(path)
     assert learnt(taught) == [["GOOD"], ["d"]] if is_list else (learnt(taught) == [["d"]] and len(left_out) == 1)

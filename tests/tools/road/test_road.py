@@ -184,9 +184,8 @@ def test_a_process_reward_model_is_trained_on_labels_and_guides_later_stages(tmp
     model = str(tmp_path / "r-process" / "trained_model")
     assert f"--reward-model={model}" in recorded(tmp_path)["guided"]["command"]
     assert config_of(tmp_path, "by-turn").objective.reward_model == model
-    assert "`--reward-model` must be a folder, or the URL of a server, got 'process'" in refusal(
-        *stages, {"other": GUIDED["guided"].replace("@", "")}
-    )
+    unnamed = {"other": GUIDED["guided"].replace("@", "")}
+    assert "`--reward-model` must be a folder, or the URL of a server, got 'process'" in refusal(*stages, unnamed)
     assert refusal(*stages, {"other": GUIDED["guided"].replace("@process", "http://127.0.0.1:7366")}) == ""
 
 
