@@ -15,7 +15,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.rewards import attempts
-from slipstream.learner.batch.pack import TokenSequence, sequences_of
+from slipstream.learner.batch.pack import sequences_of
 from slipstream.learner.credit.teacher import PROBE, Teacher, TeacherAway, find_teacher
 from slipstream.learner.ranks.ranks import Ranks
 from tests.http_stand_in import Asked, HttpStandIn, Reply
@@ -27,6 +27,7 @@ from tests.tools.run.tiny_model import any_id
 __all__ = ["any_id", "student", "teacher"]  # fixtures
 pytestmark = pytest.mark.usefixtures("any_id")
 
+SEQUENCES = sequences_of(two_turns(0.0, 1.0), advantage=0.0)  # one, of which three tokens were sampled
 Answer = tuple[int, Any]
 
 
@@ -76,11 +77,6 @@ def server(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-def sequence() -> TokenSequence:
-    (found,) = sequences_of(two_turns(0.0, 1.0), advantage=0.0)
-    return found
-
-
 def test_a_server_teaches_as_the_same_model_in_a_folder_does(
     student: Path, teacher: Path, server: Server, tmp_path: Path, ranks: Ranks
 ) -> None:
@@ -95,7 +91,7 @@ def test_a_server_teaches_as_the_same_model_in_a_folder_does(
 
 
 def test_the_log_probabilities_are_those_of_the_sampled_tokens(server: Server) -> None:
-    found = Teacher(url=server.url, model="large").logprobs([sequence()])
+    found = Teacher(url=server.url, model="large").logprobs(SEQUENCES)
     with torch.no_grad():
         logprobs = server.model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0].log_softmax(-1)
     # Tokens 2, 3 and 5 were sampled, each after the token before it.
@@ -105,10 +101,10 @@ def test_the_log_probabilities_are_those_of_the_sampled_tokens(server: Server) -
 def test_what_may_pass_is_tried_again(server: Server) -> None:
     left = [(503, {}), (429, {})]
     server.answer = lambda path, body: left.pop() if left else None
-    assert len(Teacher(url=server.url, model="large").logprobs([sequence()])) == 3
+    assert len(Teacher(url=server.url, model="large").logprobs(SEQUENCES)) == 3
     assert len(server.requests) == 3
     server.num_cut = 2  # as of a server that is stopped while it answers
-    assert len(Teacher(url=server.url, model="large").logprobs([sequence()])) == 3
+    assert len(Teacher(url=server.url, model="large").logprobs(SEQUENCES)) == 3
     assert len(server.requests) == 6
 
 
@@ -127,14 +123,14 @@ def test_what_may_pass_is_tried_again(server: Server) -> None:
 def test_an_answer_that_cannot_be_used_ends_the_step_with_its_reason(server: Server, answer: Answer, why: str) -> None:
     server.answer = lambda path, body: answer
     with pytest.raises(TeacherAway, match=why):
-        Teacher(url=server.url, model="large").logprobs([sequence()])
+        Teacher(url=server.url, model="large").logprobs(SEQUENCES)
 
 
 def test_a_server_that_is_away_is_given_up_at_the_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.learner.credit.teacher.DEADLINE_S", 0.5)
     server.answer = lambda path, body: (500, {})
     with pytest.raises(TeacherAway, match=r"no answer within 0.5 s.*status 500"):
-        Teacher(url=server.url, model="large").logprobs([sequence()])
+        Teacher(url=server.url, model="large").logprobs(SEQUENCES)
 
 
 @pytest.mark.parametrize(
