@@ -156,7 +156,7 @@ def test_a_batch_is_whole_and_in_order_of_ids(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("lag", "num_steps", "num_opened", "num_ready"), [(1, 9, 10, 2), (0, 4, 4, 0)])
-def test_groups_that_are_used_twice_are_half_as_many(
+def test_groups_that_are_used_twice_are_half_as_many_and_counted_once(
     scene: Scene, lag: int, num_steps: int, num_opened: int, num_ready: int
 ) -> None:
     """Actors always keep up. With a lag, the last two groups had one step left to be used in."""
@@ -172,14 +172,7 @@ def test_groups_that_are_used_twice_are_half_as_many(
     ledger = scene.ledger
     assert (ledger.opened, ledger.ready, ledger.dropped) == (num_opened, num_ready, {})
     assert ledger.trained == num_opened - num_ready and scene.buffer.audit() == []
-
-
-def test_the_share_of_groups_that_teach_counts_no_group_twice(scene: Scene) -> None:
-    supply = scene.admitted("replay.max_uses=2", "replay.max_lag=9")
-    scene.work()
-    for step in (1, 2):
-        scene.batch(supply, step)
-    assert list(supply._taught) == [True, True]
+    assert list(supply._taught) == [True] * num_opened, "the share of groups that teach counts none twice"
 
 
 def test_no_group_is_used_twice_in_one_step(scene: Scene) -> None:
