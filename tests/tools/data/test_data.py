@@ -1,4 +1,4 @@
-"""`slipstream data`: what is kept, what is dropped and why, and what a failure leaves behind."""
+"""`slipstream data`: what is kept, what is dropped and why, copies with errors, and what a failure leaves."""
 
 import json
 import random

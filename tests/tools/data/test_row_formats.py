@@ -403,6 +403,7 @@ SAID = "<think>\nhm\n</think>\n\n5"
 LEGACY_CALL = reply("", function_call={"name": "f", "arguments": '{"a": 1}'})
 LEGACY_RESULT = {"role": "function", "name": "f", "content": "2"}
 SHARED_CALL = {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'}
+BARE_CALL = {"from": "function_call", "value": '{"name": "f"}'}
 CALLS = {"role": "tool_call", "content": '[{"name": "f"}, {"name": "g"}]'}
 RESULT = {"role": "tool_response", "content": "2"}
 
@@ -498,7 +499,7 @@ def test_what_data_writes_is_read_as_its_input_is(tmp_path: Path) -> None:
     rows = [
         {"messages": [user("a"), reply("b", weight=0), user("c"), reply("d", reasoning="hm")], "turn_labels": [1, 0.5]},
         {"prompt": [user("e"), reply("f"), user("g")], "completion": [reply("h")], "turn_labels": [0]},
-        {"conversations": [user("i"), SHARED_CALL], "tools": [tool("f")], "turn_labels": [None]},
+        {"conversations": [user("i"), BARE_CALL], "tools": [tool("f")], "turn_labels": [None]},
         {"messages": [user("a"), reply("b"), user("c"), reply("d", reasoning="hm", weight=0)], "turn_labels": [1, 1]},
         {"messages": [user("j"), reply("k")], "label": True, "turn_labels": [1]},
         {"messages": [user("j"), reply("l")], "label": False, "turn_labels": [1]},
