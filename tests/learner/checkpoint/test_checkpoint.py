@@ -228,9 +228,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_logged_and_the_new_one_stay
 
 
 @pytest.mark.parametrize("stager", [None, StateDictStager()], ids=["on a CPU", "into memory of its own"])
-def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
-    stager: StateDictStager | None, tmp_path: Path, make: Make
-) -> None:
+def test_a_change_after_the_copy_is_not_saved(stager: StateDictStager | None, tmp_path: Path, make: Make) -> None:
     learner = make()
     learner.train(0)
     before = learner.weights()

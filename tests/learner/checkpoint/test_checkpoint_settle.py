@@ -39,9 +39,7 @@ def stand_in(server: Server, run_id: str) -> AbstractContextManager[None]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_learner_killed_before_it_settled_a_durable_step_settles_it_after_a_restart(
-    redis_server: Server, run_id: str, tmp_path: Path
-) -> None:
+def test_a_durable_step_is_settled_after_a_kill(redis_server: Server, run_id: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
     with Run(run_id, root=tmp_path, server=redis_server, settings=SETTINGS) as run, stand_in(redis_server, run_id):
 

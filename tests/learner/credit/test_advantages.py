@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.learner.credit import grpo
 from slipstream.learner.credit.gae import bi_level_gae, gae
 from slipstream.learner.credit.gigpo import gigpo_advantages
-from slipstream.learner.credit.grpo import (
-    centred_advantages,
-    leave_one_out_advantages,
-    returns_differ,
-    standardised_advantages,
-)
 from slipstream.learner.credit.reinforce_pp import standardised_over_batch
 from slipstream.learner.credit.token_rewards import returns_to_go
 from slipstream.learner.credit.vtrace import vtrace
@@ -28,21 +23,21 @@ RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=1
 
 
 def test_equal_returns_that_differ_by_rounding_give_no_advantage() -> None:
-    assert np.abs(standardised_advantages([0.1 + 0.2, 0.3, 0.3])).max() < 1e-9
-    assert not returns_differ([0.1 + 0.2, 0.3, 0.3])
-    assert returns_differ([0.0, 0.001])
+    assert np.abs(grpo.standardised_advantages([0.1 + 0.2, 0.3, 0.3])).max() < 1e-9
+    assert not grpo.returns_differ([0.1 + 0.2, 0.3, 0.3])
+    assert grpo.returns_differ([0.0, 0.001])
 
 
 def test_a_group_of_one_and_a_return_that_is_not_finite_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 returns"):
-        centred_advantages([1.0])
+        grpo.centred_advantages([1.0])
     with pytest.raises(ValueError, match="must be finite"):
-        standardised_advantages([1.0, float("nan")])
+        grpo.standardised_advantages([1.0, float("nan")])
 
 
 @given(RETURNS)
 def test_leave_one_out_equals_its_definition_and_sums_to_zero(returns: list[float]) -> None:
-    found = leave_one_out_advantages(returns)
+    found = grpo.leave_one_out_advantages(returns)
     for member, advantage in enumerate(found):
         others = returns[:member] + returns[member + 1 :]
         assert advantage == pytest.approx(returns[member] - statistics.fmean(others), abs=1e-9)
@@ -71,7 +66,7 @@ def test_gigpo_equals_its_definition_turn_by_turn(members: list[list[tuple[str, 
     """As verl-agent goes about it: every turn is a row of its own, and finds by itself with whom it is compared."""
     rewards = [np.array([reward for _, reward in member]) for member in members]
     keys = [[key for key, _ in member] for member in members]
-    found = gigpo_advantages(rewards, keys, gamma=gamma, compared=standardised_advantages)
+    found = gigpo_advantages(rewards, keys, gamma=gamma, compared=grpo.standardised_advantages)
     totals = [math.fsum(reward for _, reward in member) for member in members]
     rows = [
         (number, key, math.fsum(gamma**away * reward for away, (_, reward) in enumerate(member[turn:])))

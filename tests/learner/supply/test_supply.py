@@ -84,9 +84,7 @@ def scene(buffer: Views, run_id: str, shutdown: Shutdown) -> Scene:
 
 
 @pytest.mark.parametrize("steps_since", [0, 2, 3])
-def test_what_was_reopened_is_too_old_by_the_steps_since_a_resume_and_not_by_the_numbers_that_it_skipped(
-    scene: Scene, steps_since: int
-) -> None:
+def test_what_was_reopened_ages_by_steps_since_a_resume_not_by_skipped_numbers(scene: Scene, steps_since: int) -> None:
     """Four groups by version 0, the checkpoint's; 9 were published, so the learner came back as version 10."""
     scene.admitted()
     scene.work()

@@ -160,9 +160,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", OF_FILES)
-def test_slipstream_data_keeps_their_rows_or_says_what_they_are(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_keeps_rows_or_says_what_they_are(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (form, _), path, kept = OF_FILES[name], written(tmp_path, name), tmp_path / "kept.jsonl"
     code = main(["data", str(kept), f"--data={path}"])
     if form.refused:

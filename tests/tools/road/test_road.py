@@ -123,9 +123,7 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
     assert "best" in again.stdout
 
 
-def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_the_last_good_one(
-    tmp_path: Path, refusal: Refusal
-) -> None:
+def test_rounds_end_when_one_gains_nothing_and_keep_the_last_good_model(tmp_path: Path, refusal: Refusal) -> None:
     """Each training raises success by a fifth, from a fifth: the fifth round cannot."""
     again = {"rounds": 7, "stages": [{"play": "collect --num-tasks=4"}, {"best": "fit sft --data=@play"}]}
     stages = ({"again": again}, {"prefer": "fit dpo --data=@again-1-play"})
