@@ -29,12 +29,8 @@ async def _played(name: str) -> list[Observation]:
     return said
 
 
-async def _all_played() -> list[list[Observation]]:
-    return await asyncio.gather(*map(_played, PLAYED))
-
-
-def test_a_policy_that_stops_what_runs_it_has_failed_by_itself() -> None:
-    for name, said in zip(PLAYED, asyncio.run(_all_played()), strict=True):
+async def test_a_policy_that_stops_what_runs_it_has_failed_by_itself() -> None:
+    for name, said in zip(PLAYED, await asyncio.gather(*map(_played, PLAYED)), strict=True):
         assert len(said) == len(PLAYED[name])
         if name != "shell":
             assert said[-1].terminated and said[-1].score == 0.0, name

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from slipstream.actors.engine.engine import Completion, EngineError
@@ -13,18 +12,8 @@ from slipstream.common.records.trajectory import MAX_STATE_KEY, Outcome, Samplin
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import sequences_of
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from tests.actors.episode.episodes import (
-    ALLOWANCE,
-    attempt_on,
-    engine_of,
-    expert,
-    failure_of,
-    play,
-    policy_versions,
-    rollout_of,
-    saying,
-)
+from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, expert, failure_of, play, rollout_of, saying
 from tests.common.text.small_tokenizer import END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.learner.publisher.offers import empty_offer
 from tests.learner.skipping_loop import run_skipping
@@ -37,13 +26,14 @@ class Recorder:
         self.engine = engine
         self.prompts: list[list[int]] = []
         self.seeds: list[int | None] = []
-        self.completions: list[Completion] = []
+        self.sequences: list[list[int]] = []  # each prompt with its completion
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         self.prompts.append(list(tokens))
         self.seeds.append(seed)
-        self.completions.append(await self.engine.generate(tokens, sampling, seed=seed))
-        return self.completions[-1]
+        completion = await self.engine.generate(tokens, sampling, seed=seed)
+        self.sequences.append(tokens + completion.tokens)
+        return completion
 
 
 def buy(**changes: Any) -> tuple[Trajectory, Recorder]:
@@ -79,9 +69,9 @@ def test_an_episode_is_recorded_as_it_was_played() -> None:
 
 def test_every_prompt_is_the_one_before_with_its_completion_and_what_is_new() -> None:
     trajectory, recorder = buy()
-    for earlier, completion, later in zip(recorder.prompts, recorder.completions, recorder.prompts[1:], strict=False):
-        assert later[: len(earlier) + len(completion.tokens)] == earlier + completion.tokens
-    assert trajectory.token_array().tolist() == recorder.prompts[-1] + recorder.completions[-1].tokens
+    for earlier, later in zip(recorder.sequences, recorder.prompts[1:], strict=False):
+        assert later[: len(earlier)] == earlier
+    assert trajectory.token_array().tolist() == recorder.sequences[-1]
 
 
 def test_every_generation_has_a_seed_of_its_own_and_the_same_in_another_run() -> None:
@@ -199,17 +189,11 @@ def test_a_state_key_that_is_no_text_is_an_env_failure(wrong: object, complaint:
     assert failed.value.outcome is Outcome.ENV_FAILURE
 
 
-class Refusing(ScriptedEngine):
-    """An engine that fails one request, and would serve any other."""
-
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+def test_a_request_that_the_engine_fails_is_an_infra_failure() -> None:
+    def lose(tokens: list[int], seed: int | None) -> list[int]:
         raise EngineError("the request was lost")
 
-
-def test_a_request_that_the_engine_fails_is_an_infra_failure() -> None:
-    schedule = Schedule(token_time_s=1.0)
-    engine = Refusing(saying(shop_tokenizer()), policy_version=4, schedule=schedule, max_tokens=256)
-    failure = failure_of(ShopEnv(), engine, complaint="the request was lost")
+    failure = failure_of(ShopEnv(), engine_of(lose), complaint="the request was lost")
     assert failure == (StopReason.INFRA_ERROR, Outcome.INFRA_FAILURE)
 
 
@@ -234,8 +218,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
         VersionSpan(start=second.start + 2, stop=second.stop, policy_version=5),
         *[VersionSpan(start=turn.start, stop=turn.stop, policy_version=5) for turn in later],
     ]
-    versions = policy_versions(trajectory)
-    assert np.array_equal(versions >= 0, trajectory.loss_mask_array())
+    assert ((trajectory.policy_version_array() > 0) == trajectory.loss_mask_array()).all()
     assert (trajectory.oldest_policy_version, trajectory.newest_policy_version) == (4, 5)
 
 
@@ -252,8 +235,6 @@ def test_a_template_that_rewrites_history_makes_branches_that_are_recorded_and_t
     starts = trajectory.branch_starts
     assert len(starts) == 3  # the second and the third prompt each forget a thought
     branches = sequences_of(trajectory, advantage=1.0)
-    assert [branch.tokens.tolist() for branch in branches] == [
-        prompt + completion.tokens for prompt, completion in zip(recorder.prompts, recorder.completions, strict=True)
-    ]
+    assert [branch.tokens.tolist() for branch in branches] == recorder.sequences
     assert [tokenizer.decode(branch.tokens[branch.loss_mask]) for branch in branches] == turns
     assert "cheap" not in tokenizer.decode(recorder.prompts[1])
