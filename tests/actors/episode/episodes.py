@@ -1,6 +1,7 @@
 """Episodes without a model: a scripted policy, an environment, and the actors' own rollout."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,12 @@ def timeless(trajectory: Trajectory) -> Trajectory:
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The text as a policy may sample it: every character by itself, where the tokenizer would merge some."""
+    special = "|".join(map(re.escape, tokenizer.get_added_vocab()))
+    return [token for part in re.findall(f"{special}|.", text, re.DOTALL) for token in ids(tokenizer, part)]
 
 
 def expert(env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat = FORMATS["plain"]) -> Script:

@@ -16,24 +16,14 @@ from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import parsed
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
-from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.rehearse import check_template
-from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.config import load_config
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
 from slipstream.common.records.trajectory import StopReason, Task, Trajectory, check
-from slipstream.common.text.action_format import (
-    ACT,
-    FORMATS,
-    PREDICTION,
-    ActionFormat,
-    ParsedAction,
-    ToolCalls,
-    action_format,
-    called,
-)
+from slipstream.common.text.action_format import ACT, FORMATS, ActionFormat, ParsedAction, action_format, called
 from slipstream.common.text.chat import SUMMARISE, SUMMARY, reply_form
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.envhub.catalogue import make_env
@@ -42,10 +32,9 @@ from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.measures import prediction
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import sequences_of
-from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.check_input import check_env, check_input
 from slipstream.tools.run.prepare import demonstrate
-from tests.actors.episode.episodes import attempt_on, engine_of, ids, play, timeless
+from tests.actors.episode.episodes import attempt_on, engine_of, ids, play, rollout_of, timeless
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
@@ -193,10 +182,7 @@ class Walker:
     prompts: list[str] = field(default_factory=list)
     num_sampled: int = 0
 
-    def engine(self) -> ScriptedEngine:
-        return engine_of(self._answer, max_tokens=self.max_tokens)
-
-    def _answer(self, prompt: list[int], seed: int | None) -> list[int]:
+    def answer(self, prompt: list[int], seed: int | None) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
         if SUMMARISE in self.prompts[-1]:
             text = f"I walked {self.num_actions} steps."
@@ -221,18 +207,11 @@ def call_of(action: str) -> str:
     return f"<tool_call>{json.dumps({'name': 'act', 'arguments': {'action': action}})}</tool_call>"
 
 
-async def walked(
-    name: str, walker: Walker, model: ModelConfig, record: EpisodeRecord, *, max_turns: int = TURNS
-) -> Trajectory:
-    return await rollout(
-        record,
-        env=ShopEnv(),
-        sampler=walker.engine(),
-        tokenizer=walker.tokenizer,
-        action_format=action_format(name, OWN),
-        allowance=replace(ROOMY, max_turns=max_turns, max_tokens=walker.max_tokens, model=model),
-        parse=parse_hermes,
-    )
+def walked(name: str, walker: Walker, model: ModelConfig, record: EpisodeRecord, max_turns: int = TURNS) -> Trajectory:
+    allowance = replace(ROOMY, max_turns=max_turns, max_tokens=walker.max_tokens, model=model)
+    settings: dict[str, Any] = {"action_format": action_format(name, OWN), "allowance": allowance}
+    settings |= {"record": record, "tokenizer": walker.tokenizer, "parse": parse_hermes}
+    return asyncio.run(rollout_of(ShopEnv(), engine_of(walker.answer, max_tokens=walker.max_tokens), **settings))
 
 
 @pytest.mark.parametrize(("name", "context", "family"), rotated(NAMES, CONTEXTS))
@@ -245,7 +224,7 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
     made = action_format(name, OWN)
     write = call_of if name == "tools" else made.write
     walker, attempt = Walker(tokenizer, write), attempt_on(max_turn_tokens=120)
-    whole = asyncio.run(walked(name, walker, model, EpisodeRecord(attempt=attempt)))
+    whole = walked(name, walker, model, EpisodeRecord(attempt=attempt))
     check(whole, vocab_size=len(tokenizer))
     assert all(turn.valid_action for turn in whole.turns[:-1])  # the end of the context may cut the last reply
     sampled = sum(int(sequence.loss_mask.sum()) for sequence in sequences_of(whole, advantage=1.0))
@@ -260,17 +239,16 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
     for num_turns in {2, len(whole.turns) - 1, *ends[:2], *(end - 1 for end in ends[:2])} - {0}:
         record = EpisodeRecord(attempt=attempt)
         first = Walker(tokenizer, write)
-        asyncio.run(walked(name, first, model, record, max_turns=num_turns))
+        walked(name, first, model, record, max_turns=num_turns)
         second = Walker(tokenizer, write, num_actions=first.num_actions)
-        ended = asyncio.run(walked(name, second, model, resumed_record(attempt, record.partial())))
-        assert timeless(ended) == timeless(whole)
+        assert timeless(walked(name, second, model, resumed_record(attempt, record.partial()))) == timeless(whole)
 
 
 def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_task_and_newest_answer(tmp_path: Path) -> None:
     tokenizer = family_tokenizer("llama3", tmp_path)
     model = ModelConfig(context="summary", max_tokens=CONTEXT_TOKENS)
     walker = Walker(tokenizer, FORMATS["action_tag"].write)
-    whole = asyncio.run(walked("action_tag", walker, model, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120))))
+    whole = walked("action_tag", walker, model, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120)))
     asked = [place for place, prompt in enumerate(walker.prompts) if SUMMARISE in prompt]
     assert len(asked) >= 2 and len(whole.branch_starts) == len(asked) + 1
     for place in asked:
@@ -301,10 +279,9 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
 
     task = Task(env="household", split="train", index=3)
     record = EpisodeRecord(attempt=replace(attempt_on(max_turn_tokens=200), task=task))
-    allowance = replace(ROOMY, shows_admissible=True)
-    engine = engine_of(acts, max_tokens=20_000)
-    settings: dict[str, Any] = {"action_format": made, "allowance": allowance, "parse": parse_hermes}
-    whole = asyncio.run(rollout(record, env=env, sampler=engine, tokenizer=tokenizer, **settings))
+    settings: dict[str, Any] = {"record": record, "tokenizer": tokenizer, "action_format": made, "parse": parse_hermes}
+    settings["allowance"] = replace(ROOMY, shows_admissible=True)
+    whole = asyncio.run(rollout_of(env, engine_of(acts, max_tokens=20_000), **settings))
     assert whole.success and all(turn.valid_action for turn in whole.turns)
     for prompt, possible in zip(prompts, choices, strict=True):
         assert prompt.rpartition("Possible actions: ")[2].startswith("; ".join(possible))
@@ -319,9 +296,7 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
         (["env.name=agent", "env.options.agent=a:b"], "agent: it plays its episodes itself"),
     ],
 )
-def test_an_environment_that_lists_no_actions_is_refused_before_an_engine_starts(
-    overrides: list[str], complaint: str
-) -> None:
+def test_an_environment_that_lists_no_actions_is_refused_before_the_start(overrides: list[str], complaint: str) -> None:
     config = load_config(None, ["env.show_admissible=true", *overrides])
     with pytest.raises(ConfigError, match=rf"`env\.show_admissible` must be false for `env\.name` {complaint}"):
         check_template(config, shop_tokenizer())
@@ -338,7 +313,7 @@ def test_a_malformed_call_is_answered_and_counts_as_an_invalid_action(tmp_path: 
     texts = iter([*bad, '<tool_call>{"name": "act", "arguments": {"action": 3}}</tool_call>', good])
     walker = Walker(tokenizer, lambda _: next(texts), max_tokens=4000)
     record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=200))
-    whole = asyncio.run(walked("tools", walker, ModelConfig(), record, max_turns=5))
+    whole = walked("tools", walker, ModelConfig(), record, max_turns=5)
     assert [turn.valid_action for turn in whole.turns] == [False] * 4 + [True]
     for exchange in record.exchanges[:4]:
         assert exchange.action == ""
@@ -360,7 +335,7 @@ def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_
         return [*ids(tokenizer, f"<tool_call>{call}</tool_call>"), tokenizer.eos_token_id]
 
     attempt = replace(attempt_on(max_turn_tokens=500), task=Task(env="tools", split="train", index=0))
-    settings: dict[str, Any] = {"action_format": ToolCalls(), "allowance": ROOMY, "parse": parse_hermes}
+    settings: dict[str, Any] = {"action_format": action_format("tools"), "allowance": ROOMY, "parse": parse_hermes}
     whole = play(env, engine_of(solves, max_tokens=20_000), attempt=attempt, tokenizer=tokenizer, **settings)
     assert whole.success and all(turn.valid_action for turn in whole.turns)
     assert '"name": "done"' in prompts[0] and ACT["function"]["description"] not in prompts[0]
@@ -394,20 +369,17 @@ def test_a_call_that_is_nested_too_deeply_for_the_stack_of_the_actor_is_no_actio
         sys.setrecursionlimit(limit)
 
 
-def configured(*settings: str) -> Config:
-    return load_config(None, ["warm_start.episodes=0", *settings])
-
-
 def test_tools_need_a_parser_a_template_that_shows_them_and_no_expert(tmp_path: Path) -> None:
-    tools = "env.action_format=tools"
+    tools = ["env.action_format=tools", "warm_start.episodes=0"]
     with pytest.raises(ConfigError, match=r"`model\.tool_parser` must be a parser of vLLM with env.action_format="):
-        configured(tools)
+        load_config(None, tools)
+    tools.append("model.tool_parser=hermes")
     with pytest.raises(ConfigError, match=r"`warm_start\.episodes` must be 0 with env.action_format=tools"):
-        load_config(None, [tools, "model.tool_parser=hermes", "warm_start.episodes=5"])
-    config = configured(tools, "model.tool_parser=hermes")
+        load_config(None, [*tools, "warm_start.episodes=5"])
+    config = load_config(None, tools)
     check_input(config)
     with pytest.raises(ConfigError, match="does not show tools"):
-        check_template(configured(tools, "model.tool_parser=hermes", "model.roles=alternate"), shop_tokenizer())
+        check_template(load_config(None, [*tools, "model.roles=alternate"]), shop_tokenizer())
     with pytest.raises(ConfigError, match="is not possible for a tiny model, a warm start or an expert"):
         config.warm_start.episodes = 1
         list(demonstrate(config, shop_tokenizer()))
@@ -427,7 +399,7 @@ def test_a_warm_start_writes_every_format_as_it_is_read(name: str, context: str,
     for episode in demonstrate(config, tokenizer):
         assert episode.success and all(turn.valid_action for turn in episode.turns)
         text = tokenizer.decode(episode.token_array())
-        assert text.count(PREDICTION.opening) == (len(episode.turns) + 1 if name == "outcome" else 0)
+        assert text.count("<expect>") == (len(episode.turns) + 1 if name == "outcome" else 0)
 
 
 def test_a_demonstrated_prediction_is_the_answer_that_comes() -> None:

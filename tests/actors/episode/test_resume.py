@@ -112,10 +112,9 @@ async def played(world: World, record: EpisodeRecord, asked: list[tuple[list[int
     """The rest of the episode on `record`, in an environment and an engine of its own."""
     env = world.env()
     sampler = Sampled(engine_of(wandering(env, world), max_tokens=LONG.max_tokens, token_time_s=TOKEN_TIME_S))
+    allowance = replace(LONG, model=world.model)
     try:
-        return await rollout_of(
-            env, sampler, record=record, tokenizer=world.tokenizer, allowance=replace(LONG, model=world.model)
-        )
+        return await rollout_of(env, sampler, record=record, tokenizer=world.tokenizer, allowance=allowance)
     finally:
         asked += sampler.asked
 

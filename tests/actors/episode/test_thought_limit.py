@@ -21,7 +21,7 @@ from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, engine_of, play
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, engine_of, ids, play
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -34,17 +34,10 @@ def episode_of(write: Callable[[str], str], *, template: str = CHATML, room: int
     tokenizer = byte_tokenizer(template)
 
     def script(tokens: list[int], seed: int | None) -> list[int]:
-        written = tokenizer.decode(tokens).rpartition("<|im_start|>assistant\n")[2]
-        return list(tokenizer.encode(write(written), add_special_tokens=False))
+        return ids(tokenizer, write(tokenizer.decode(tokens).rpartition("<|im_start|>assistant\n")[2]))
 
-    return play(
-        ShopEnv(),
-        engine_of(script, max_tokens=2000),
-        attempt=attempt_on(max_turn_tokens=room),
-        tokenizer=tokenizer,
-        action_format=FORMATS["action_tag"],
-        allowance=LIMITED,
-    )
+    settings = {"tokenizer": tokenizer, "action_format": FORMATS["action_tag"], "allowance": LIMITED}
+    return play(ShopEnv(), engine_of(script, max_tokens=2000), attempt=attempt_on(max_turn_tokens=room), **settings)
 
 
 def turns_of(episode: Trajectory, *, template: str = CHATML) -> list[str]:
@@ -71,8 +64,7 @@ def test_an_endless_thought_is_closed_and_its_answer_follows(template: str, open
     said = (opening + "x" * 500)[:20] + "</think>" + ACTION
     assert turns_of(episode, template=template) == [said, said]
     assert episode.turns[0].valid_action
-    answer = len(byte_tokenizer(CHATML).encode(ACTION, add_special_tokens=False))
-    assert forced(episode) == 2 * ([0] * 20 + [1] * len("</think>") + [0] * answer)
+    assert forced(episode) == 2 * ([0] * 20 + [1] * len("</think>") + [0] * len(ids(byte_tokenizer(CHATML), ACTION)))
     logprobs = episode.behaviour_logprob_array()[episode.loss_mask_array()]
     assert not logprobs[np.array(forced(episode)) == 1].any()
 
@@ -123,13 +115,8 @@ def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path:
     save_tiny_model(tmp_path, vocab_size=len(tokenizer))
     model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)
     policy = Policy(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tokenizer)
-    episode = play(
-        ShopEnv(),
-        policy,
-        attempt=attempt_on(max_turn_tokens=40),
-        tokenizer=tokenizer,
-        allowance=replace(LIMITED, max_tokens=512),
-    )
+    attempt, allowance = attempt_on(max_turn_tokens=40), replace(LIMITED, max_tokens=512)
+    episode = play(ShopEnv(), policy, attempt=attempt, tokenizer=tokenizer, allowance=allowance)
     assert len(set(policy.seeds)) == len(policy.seeds) == 4
     # Each branch by itself: a pack would sort them.
     found = torch.cat([model(pack([each])).logprobs for each in sequences_of(episode, advantage=1.0)])
@@ -147,18 +134,6 @@ def test_kept_sets_of_a_run_with_top_k_stay_beside_those_of_the_mark() -> None:
     both = first.then(replace(first, tokens=[9], logprobs=[0.0], kept=kept_sets([[9]]), version_spans=[]))
     assert both.kept == kept_sets([[5, 7], [6, 8], [9]])
     assert both.first(1, finish_reason="stop").kept == kept_sets([[5, 7]])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "complaint"),
-    [
-        (["sampling.max_thought_tokens=32"], r"must be 0, or below sampling\.max_turn_tokens = 32, got 32"),
-        (["sampling.max_thought_tokens=-1"], r"must be 0, or below"),
-    ],
-)
-def test_a_limit_that_cannot_hold_is_refused(overrides: list[str], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=rf"`sampling\.max_thought_tokens` {complaint}"):
-        load_config(None, overrides)
 
 
 def test_a_teacher_behind_a_url_knows_no_closed_thought() -> None:

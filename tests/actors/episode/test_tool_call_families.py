@@ -3,20 +3,18 @@
 # ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
 import json
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import check
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of, turns_of
+from tests.actors.episode.episodes import ALLOWANCE, apart, attempt_on, engine_of, rollout_of, turns_of
 from tests.actors.tool_parsing import LOOK, parsing
 from tests.common.text.chat_templates import family_tokenizer
 
@@ -61,21 +59,6 @@ CASES = {
 }
 
 
-@dataclass
-class Policy:
-    tokenizer: PreTrainedTokenizerBase
-    text: str
-    written: list[tuple[list[int], list[int]]] = field(default_factory=list)
-
-    def write(self, prompt: list[int], seed: int | None) -> list[int]:
-        special = "|".join(map(re.escape, self.tokenizer.get_added_vocab()))
-        pieces = [piece for piece in re.split(f"({special})", self.text) if piece]
-        characters = [part for piece in pieces for part in ([piece] if re.fullmatch(special, piece) else piece)]
-        tokens = [token for part in characters for token in self.tokenizer.encode(part, add_special_tokens=False)]
-        self.written.append((prompt, tokens))
-        return tokens
-
-
 async def looks(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
     messages: list[Any] = [{"role": "user", "content": "go"}]
     for _ in range(TURNS):
@@ -91,8 +74,13 @@ async def looks(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 async def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case: Case, tmp_path: Path) -> None:
     tokenizer = family_tokenizer(case.family, tmp_path)
     tokenizer.add_tokens(list(case.added), special_tokens=True)
-    policy = Policy(tokenizer, case.text + case.end)
-    engine = engine_of(policy.write, max_tokens=LONG.max_tokens)
+    written: list[tuple[list[int], list[int]]] = []
+
+    def write(prompt: list[int], seed: int | None) -> list[int]:
+        written.append((prompt, apart(tokenizer, case.text + case.end)))
+        return written[-1][1]
+
+    engine = engine_of(write, max_tokens=LONG.max_tokens)
     entry = MixtureEntry(name="agent", options={"agent": "tests.actors.episode.test_tool_call_families:looks"})
     record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
     async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
@@ -101,4 +89,4 @@ async def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case
     check(trajectory, vocab_size=len(tokenizer))
     assert len(trajectory.branch_starts) == 1 + case.num_branches
     assert all(turn.valid_action for turn in trajectory.turns)
-    assert turns_of(trajectory) == policy.written
+    assert turns_of(trajectory) == written

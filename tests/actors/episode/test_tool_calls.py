@@ -22,7 +22,7 @@ from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of, turns_of
+from tests.actors.episode.episodes import ALLOWANCE, apart, attempt_on, engine_of, ids, rollout_of, turns_of
 from tests.actors.tiny_caller import CLOSING, OPENING, add_calls
 from tests.actors.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
 from tests.adapters.agents import shop_openai
@@ -54,9 +54,7 @@ class Writer:
         return engine_of(self._write, max_tokens=LONG.max_tokens)
 
     def _write(self, prompt: list[int], seed: int | None) -> list[int]:
-        text = self.texts[len(self.written)]
-        answer = [token for character in text for token in ids(TOKENIZER, character)]
-        self.written.append((prompt, [*answer, TOKENIZER.eos_token_id]))
+        self.written.append((prompt, apart(TOKENIZER, self.texts[len(self.written)] + TOKENIZER.eos_token)))
         return self.written[-1][1]
 
 
@@ -170,22 +168,15 @@ async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dic
 
 
 async def played(
-    agent: str, writer: Writer, parse: Parsing | None, *, record: EpisodeRecord | None, template: str
+    agent: str, writer: Writer, parse: Parsing | None, *, record: EpisodeRecord | None = None, template: str = HERMES
 ) -> Trajectory:
     record = record or EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
     entry = MixtureEntry(name="agent", options={"agent": f"tests.actors.episode.test_tool_calls:{agent}"})
+    settings: dict[str, Any] = {"tokenizer": merging_tokenizer(template), "allowance": LONG, "parse": parse}
     async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
-        trajectory = await rollout_of(
-            env, writer.engine(), record=record, tokenizer=merging_tokenizer(template), allowance=LONG, parse=parse
-        )
+        trajectory = await rollout_of(env, writer.engine(), record=record, **settings)
     check(trajectory, vocab_size=len(TOKENIZER))
     return trajectory
-
-
-def play(
-    agent: str, writer: Writer, parse: Parsing | None, *, record: EpisodeRecord | None = None, template: str = HERMES
-) -> Trajectory:
-    return asyncio.run(played(agent, writer, parse, record=record, template=template))
 
 
 @pytest.mark.parametrize(
@@ -196,10 +187,10 @@ def play(
     ],
 )
 @pytest.mark.parametrize("agent", ["runs_tools", "streams_tools", "responds", "streams_responses"])
-def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_parser: str, text: str) -> None:
+async def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_parser: str, text: str) -> None:
     writer = Writer([text, "ab."])
     template = QWEN_XML if tool_parser == "qwen3_xml" else HERMES
-    trajectory = play(agent, writer, parsing(tool_parser), template=template)
+    trajectory = await played(agent, writer, parsing(tool_parser), template=template)
     assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
     (first, answer), (second, _) = writer.written
     assert second[: len(first) + len(answer)] == first + answer  # although the template renders the call otherwise
@@ -233,11 +224,11 @@ BY_ONE = ("takes_one_call", "streams_one_call", "responds_by_one_call")
         ("forbids_tools", [CALL], [True], 1, 0),
     ],
 )
-def test_what_an_agent_does_with_calls_keeps_their_sampled_tokens_in_branches(
+async def test_what_an_agent_does_with_calls_keeps_their_sampled_tokens_in_branches(
     agent: str, texts: list[str], valid: list[bool], num_branches: int, num_calls: int
 ) -> None:
     writer = Writer(texts)
-    trajectory = play(agent, writer, parsing())
+    trajectory = await played(agent, writer, parsing())
     assert turns_of(trajectory) == writer.written
     assert [turn.valid_action for turn in trajectory.turns] == valid
     assert (len(trajectory.branch_starts), trajectory.total_reward) == (num_branches, num_calls)
@@ -252,7 +243,7 @@ def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
         call = json.dumps({"name": "act", "arguments": {"action": env.expert()}})
         text = f"so\n<tool_call>\n{call[:-1] if not written else call}\n</tool_call>"  # the first is malformed
         written.append(text)
-        return [*(token for character in text for token in ids(TOKENIZER, character)), TOKENIZER.eos_token_id]
+        return apart(TOKENIZER, text + TOKENIZER.eos_token)
 
     record, allowance = EpisodeRecord(attempt=attempt_on(max_turn_tokens=200)), replace(LONG, max_tokens=4000)
     settings: dict[str, Any] = {"action_format": ToolCalls(), "allowance": allowance, "parse": parsing()}
@@ -265,22 +256,22 @@ def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
     assert sampled == written
 
 
-def test_without_a_parser_a_call_stays_text() -> None:
-    trajectory = play("runs_tools", Writer([CALL]), None)
+async def test_without_a_parser_a_call_stays_text() -> None:
+    trajectory = await played("runs_tools", Writer([CALL]), None)
     assert trajectory.total_reward == 0.0 and trajectory.turns[0].valid_action
 
 
-def test_of_two_answers_with_calls_the_one_that_is_sent_back_keeps_its_sampled_tokens() -> None:
+async def test_of_two_answers_with_calls_the_one_that_is_sent_back_keeps_its_sampled_tokens() -> None:
     writer = Writer([CALL, FLY, "ab."])
-    trajectory = play("chooses_among_calls", writer, parsing())
+    trajectory = await played("chooses_among_calls", writer, parsing())
     (first, answer), _, (third, _) = writer.written
     assert third[: len(first) + len(answer)] == first + answer and len(trajectory.branch_starts) == 2
     assert [turn.valid_action for turn in trajectory.turns].count(False) == 1
 
 
-def test_a_call_at_whose_end_the_agent_stops_keeps_its_sampled_tokens() -> None:
+async def test_a_call_at_whose_end_the_agent_stops_keeps_its_sampled_tokens() -> None:
     writer = Writer([f"{CALL} and on", "ab."])
-    trajectory = play("stops_after_a_call", writer, parsing())
+    trajectory = await played("stops_after_a_call", writer, parsing())
     (first, answer), (second, _) = writer.written
     kept = answer[: len(CALL)]  # a token for each character
     assert TOKENIZER.decode(kept) == CALL and second[: len(first) + len(kept)] == first + kept
@@ -305,24 +296,24 @@ LEFT_OUT = (  # a part of the answer, by the template
         *(("runs_tools", [SEES, "<think>ab!</think>seen"], change, 2) for change in LEFT_OUT),
     ],
 )
-def test_a_thought_is_parsed_and_continued_where_all_of_the_answer_is_sent_back(
+async def test_a_thought_is_parsed_and_continued_where_all_of_the_answer_is_sent_back(
     agent: str, texts: list[str], left_out: tuple[str, str] | None, num_branches: int
 ) -> None:
     writer, template = Writer(texts), HERMES.replace(*left_out) if left_out else HERMES
     assert (template == HERMES) is (left_out is None)
-    trajectory = play(agent, writer, parsing(reasoning_parser="qwen3"), template=template)
+    trajectory = await played(agent, writer, parsing(reasoning_parser="qwen3"), template=template)
     assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == num_branches
 
 
-def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
+async def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
     with_ids = HERMES.replace("\n<tool_call>\n", "\n{{ call['id'] }}<tool_call>\n")
     writer = Writer([CALL, CALL, "done"])
     record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
-    whole = play("runs_tools", writer, parsing(), record=record, template=with_ids)
+    whole = await played("runs_tools", writer, parsing(), record=record, template=with_ids)
     record.reopen_last_turn()
     rest = Writer(["done"])
     begun = resumed_record(attempt_on(max_turn_tokens=400), record.partial())
-    resumed = play("runs_tools", rest, parsing(), record=begun, template=with_ids)
+    resumed = await played("runs_tools", rest, parsing(), record=begun, template=with_ids)
     assert len(rest.written) == 1 and resumed.tokens == whole.tokens
     assert resumed.branch_starts == whole.branch_starts
 
@@ -355,17 +346,15 @@ def test_every_garbage_is_answered() -> None:
 # --- A tiny model that calls a tool.
 
 
-def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer(vocabulary_texts(EnvConfig(max_turns=8), 60), 512)
     add_calls(tokenizer)
     shop = ShopEnv()
     monkeypatch.setattr(shop_openai, "ShopEnv", lambda profile: shop)
-    engine = engine_of(
-        lambda *_: ids(tokenizer, f"{OPENING}{shop.expert()}{CLOSING}{tokenizer.eos_token}"), max_tokens=512
-    )
+    closing = CLOSING + tokenizer.eos_token
+    engine = engine_of(lambda *_: ids(tokenizer, f"{OPENING}{shop.expert()}{closing}"), max_tokens=512)
     env = make_any_env("agent", {"agent": "tests.adapters.agents.shop_openai:play"})
-    trajectory = asyncio.run(
-        rollout_of(env, engine, tokenizer=tokenizer, allowance=LONG, parse=parsing(tokenizer=tokenizer))  # type: ignore[arg-type]
-    )
+    parse = parsing(tokenizer=tokenizer)
+    trajectory = await rollout_of(env, engine, tokenizer=tokenizer, allowance=LONG, parse=parse)  # type: ignore[arg-type]
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
     assert all(turn.valid_action for turn in trajectory.turns)

@@ -111,6 +111,8 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         ("optim.max_grad_norm=0", "`optim.max_grad_norm` must be > 0, got 0.0; inf never clips"),
         ("sampling.top_p=0.9", "`sampling.top_k` must be > 0 where sampling.top_p is below 1, got 0; the kept set"),
         ("sampling.top_k=1", "`sampling.top_k` must be 0, or in [2, 256], got 1"),
+        ("sampling.max_thought_tokens=32", "must be 0, or below sampling.max_turn_tokens = 32, got 32"),
+        ("sampling.max_thought_tokens=-1", "`sampling.max_thought_tokens` must be 0, or below"),
         (
             "replay.group_size=1",
             "`replay.group_size` must be >= 2 with objective.advantage group_standardised, got 1; it compares the"
