@@ -23,43 +23,37 @@ from slipstream.tools.terminal.options import options_of
 QUICKSTART = str(Path(__file__).parents[3] / "conf" / "quickstart.yaml")
 
 
-def test_the_defaults_are_a_configuration() -> None:
-    assert load_config(None, []) == Config()
-
-
-def test_a_file_gives_differences_and_overrides_come_last(tmp_path: Path) -> None:
-    path = tmp_path / "small.yaml"
-    path.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
-    config = load_config(str(path), ["replay.group_size=6", "optim.lr=3e-5", "env.options.profile=small"])
-    assert (config.replay.group_size, config.replay.groups_per_step, config.optim.lr) == (6, 2, 3e-5)
-    assert config.env.options == {"profile": "small"}
-
-
 def test_later_files_go_over_earlier_ones_and_overrides_over_all(tmp_path: Path) -> None:
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
-    first.write_text("optim:\n  lr: 1.0e-3\n  warmup_steps: 3\n")
-    second.write_text("optim:\n  lr: 2.0e-3\n  weight_decay: 0.5\n")
-    config = load_config(str(first), ["optim.weight_decay=0.25"], presets=[str(second)])
-    assert (config.optim.lr, config.optim.warmup_steps, config.optim.weight_decay) == (2e-3, 3, 0.25)
+    first.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
+    second.write_text("replay: {max_lag: 9, groups_per_step: 3}\noptim: {weight_decay: 0.5}\n")
+    overrides = ["replay.group_size=6", "optim.lr=3e-5", "optim.weight_decay=0.25", "env.options.profile=small"]
+    config = load_config(str(first), overrides, presets=[str(second)])
+    assert (config.replay.group_size, config.replay.groups_per_step, config.replay.max_lag) == (6, 3, 9)
+    assert (config.optim.lr, config.optim.weight_decay, config.env.options) == (3e-5, 0.25, {"profile": "small"})
 
 
-def test_the_command_line_takes_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_defaults_are_a_configuration_and_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(str(tmp_path / "empty.yaml"), []) == load_config(None, []) == Config()
+
+
+def test_the_command_line_takes_several_files_and_prints_the_same_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     preset = str(Path(QUICKSTART).parent / "objective" / "gspo.yaml")
-    assert main(["up", QUICKSTART, preset, "run.name=other", "--print-config"]) == 0
+    assert main(["up", QUICKSTART, preset, "run.name=other", "optim.lr=0.25", "--print-config"]) == 0
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
     config = load_config(str(printed), [])
     assert (config.env.name, config.objective.surrogate, config.run.name) == ("shop", "gspo", "other")
+    assert config == load_config(QUICKSTART, ["run.name=other", "optim.lr=0.25"], presets=[preset])
+    assert dump_config(config) == printed.read_text()
 
 
 def test_lists_in_options_stay_lists() -> None:
     config = load_config(None, ["env.name=household", "env.options.task_types=[pick_two_obj]"])
     assert config.env.options == {"task_types": ["pick_two_obj"]}
-
-
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty.yaml").write_text("")
-    assert load_config(str(tmp_path / "empty.yaml"), []) == Config()
 
 
 RECIPES = sorted(Path(QUICKSTART).parent.glob("*.yaml"))
@@ -201,14 +195,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, c
         load_config(str(path), [])
 
 
-def test_what_print_config_prints_is_the_same_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", QUICKSTART, "run.name=other", "optim.lr=0.25", "--print-config"]) == 0
-    printed = tmp_path / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
-    assert load_config(str(printed), []) == load_config(QUICKSTART, ["run.name=other", "optim.lr=0.25"])
-    assert dump_config(load_config(str(printed), [])) == printed.read_text()
-
-
 def test_a_mistake_on_the_command_line_ends_with_code_2_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "replay.groop_size=4"]) == 2
     said = capsys.readouterr()
@@ -257,11 +243,8 @@ def test_of_two_presets_of_the_objective_what_one_sets_would_remain_in_the_other
 
 def test_differences_are_told_by_key() -> None:
     now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.lora.rank=6"])
-    assert differences(Config(), now) == [
-        "model.lora.rank: 0 -> 6",
-        "env.options: {} -> {'people': 3}",
-        "learner.steps: 100 -> 7",
-    ]
+    told = differences(Config(), now)
+    assert told == ["model.lora.rank: 0 -> 6", "env.options: {} -> {'people': 3}", "learner.steps: 100 -> 7"]
     assert differences(now, now) == []
 
 
