@@ -50,9 +50,7 @@ def test_every_verb_works_over_tls_and_a_stranger_is_refused(redis_server: Serve
 
 
 @pytest.mark.parametrize("verb", [["up"], ["top"], ["replay", "audit"]])
-def test_an_option_of_a_url_that_redis_py_lacks_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
-) -> None:
+def test_a_wrong_option_of_a_url_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
     assert main([*verb, "redis.url=redis://:secret@h:1?x=y", f"run.root={tmp_path}/runs"]) == 2
     message = capsys.readouterr().err
     assert "has a wrong option after `?`: " in message and "'x'; remove it" in message and "secret" not in message

@@ -52,15 +52,8 @@ async def agents() -> AsyncIterator[Served]:
     async def generate(_: Request) -> Reply:
         raise AssertionError("a refused request was sampled")
 
-    terms = Terms(
-        tokenizer=TOKENIZER,
-        max_tokens=MAX_TOKENS,
-        max_turns=4,
-        sampling=SAMPLING,
-        end_tokens=end_tokens(TOKENIZER),
-        started_at_s=0.0,
-    )
-    served = endpoint.Endpoint(terms, generate)
+    limits = {"max_tokens": MAX_TOKENS, "max_turns": 4, "sampling": SAMPLING, "started_at_s": 0.0}
+    served = endpoint.Endpoint(Terms(tokenizer=TOKENIZER, end_tokens=end_tokens(TOKENIZER), **limits), generate)
     message = {"role": "user", "content": "hello"}
     heavy = json.dumps({"messages": [message] * (HEAVY_BYTES // (len(json.dumps(message)) + 2))}).encode()
     async with served.listening() as url:
@@ -82,8 +75,8 @@ async def environments() -> AsyncIterator[Served]:
     pool = EnvPool(num_processes=1, max_episodes=1, step_timeout_s=1.0)
     served = env_server.EnvServer(pool, names=["grid"], lease_s=60.0, secret=KEY)
     async with served.listening("127.0.0.1", 0) as url:
-        path = "/v1/episode"
-        yield Served(port=port_of(url), path=path, max_bytes=env_server.MAX_BODY_BYTES, heavy=b"x" * 1000)
+        max_bytes = env_server.MAX_BODY_BYTES
+        yield Served(port=port_of(url), path="/v1/episode", max_bytes=max_bytes, heavy=b"x" * 1000)
 
 
 @contextlib.asynccontextmanager

@@ -95,13 +95,8 @@ def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, value: float) -> None:
     with writing(tmp_path) as writer:
         writer.write(1, of(loss=value, reward=0.5))
-
-    def refuse(constant: str) -> float:
-        raise AssertionError(f"{constant} is not JSON")
-
-    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
-    assert line["loss"] is None
-    assert line["reward"] == 0.5
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (line["loss"], line["reward"]) == (None, 0.5)
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record["reward"] == 0.5 and "loss" not in record, "what reads records computes with each of their numbers"
 
@@ -136,17 +131,15 @@ def test_samples_of_steps_that_are_made_again_are_replaced_with_a_half_line_of_a
 
 
 def test_a_resume_needs_no_room_on_the_disk(tmp_path: Path) -> None:
-    jsonl = tmp_path / "metrics.jsonl"
     with writing(tmp_path) as writer:
         for step in range(1, 201):
             writer.write(step, of(reward=step / 8))
     with largest_file(bytes_allowed=2000), writing(tmp_path, resume_step=150):
         pass
-    assert [record["step"] for record in read_metrics(jsonl)] == list(range(1, 151))
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, 151))
 
 
 def test_a_resume_keeps_an_evaluation_of_an_earlier_step_that_was_finished_later(tmp_path: Path) -> None:
-    jsonl = tmp_path / "metrics.jsonl"
     with writing(tmp_path) as writer:
         for step in range(1, 6):
             writer.write(step, of(reward=0.5))
@@ -154,9 +147,9 @@ def test_a_resume_keeps_an_evaluation_of_an_earlier_step_that_was_finished_later
                 writer.write(step - 1, of(**{"eval/success_sampled": step / 8}))
     with writing(tmp_path, resume_step=3):
         pass
-    assert [(record["step"], record.get("eval/success_sampled")) for record in read_metrics(jsonl)] == [
-        *((1, None), (2, None), (3, None), (2, 0.375), (3, 0.5))
-    ]
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    found = [(record["step"], record.get("eval/success_sampled")) for record in records]
+    assert found == [(1, None), (2, None), (3, None), (2, 0.375), (3, 0.5)]
 
 
 def test_a_writer_that_another_one_has_followed_writes_nothing(tmp_path: Path) -> None:
@@ -228,9 +221,8 @@ def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
     assert points(tmp_path / "tb", "reward") == [(1, 0.5), (2, 0.75)]
     (file,) = (tmp_path / "tb").glob("events.*")
     values = [migrate_value(value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
-    described = {
-        value.tag: (value.metadata.summary_description, value.metadata.plugin_data.plugin_name) for value in values[:2]
-    }
+    metadata = {value.tag: value.metadata for value in values[:2]}
+    described = {tag: (each.summary_description, each.plugin_data.plugin_name) for tag, each in metadata.items()}
     assert described == {"reward": ("Is it learning?", "scalars"), "loss": ("", "scalars")}
     assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25, 0.75]
 

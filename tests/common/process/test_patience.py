@@ -1,6 +1,5 @@
 """A server that dies, stops, loads or refuses, and clients that wait for it."""
 
-import logging
 import os
 import signal
 import threading
@@ -208,8 +207,3 @@ def piped(client: redis.Redis) -> list[object]:
         pipeline.set("piped", "1")
         pipeline.get("piped")
         return list(pipeline.execute())
-
-
-@pytest.fixture(autouse=True)
-def _hear_everything(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)

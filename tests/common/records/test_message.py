@@ -57,29 +57,19 @@ def answered() -> ParsedAnswer:
 
 def streamed() -> list[bytes]:
     found = answered()
-    shown = Answer(
-        text=found.content,
-        reasoning=found.reasoning,
-        tool_calls=_tool_calls([1], [2], found.tool_calls),
-        tokens=[2],
-        pieces=[],
-        logprobs=[-0.5],
-        finish_reason="tool_calls",
-    )
+    sampled = {"tokens": [2], "pieces": [], "logprobs": [-0.5], "finish_reason": "tool_calls"}
+    calls = _tool_calls([1], [2], found.tool_calls)
+    shown = Answer(text=found.content, reasoning=found.reasoning, tool_calls=calls, **sampled)
     chunks = Answers(answers=[shown], num_prompt_tokens=1).chunks(with_usage=True)
     whole = response_body(ResponsesRequest(input="hi"), shown, num_prompt_tokens=1)
     return [*chunks, *events(whole)]
-
-
-def said(text: str) -> Observation:
-    return Observation(messages=(Message("user", text),), rewards={"right": 0.0})
 
 
 class Echo:
     """An environment of a user's, whose texts have what a policy wrote."""
 
     async def step(self, action: str) -> Observation:
-        return said(f"nothing is called {HALF}")
+        return Observation(messages=(Message("user", f"nothing is called {HALF}"),), rewards={"right": 0.0})
 
     def state_key(self) -> str:
         return HALF

@@ -54,16 +54,12 @@ def test_a_whole_trajectory_passes() -> None:
     check(msgspec.structs.replace(WHOLE, sampling=greedy), vocab_size=VOCAB_SIZE)
 
 
-def test_the_arrays_read_back_as_they_were_packed() -> None:
+def test_the_arrays_read_back_as_they_were_packed_and_the_return_is_every_component_of_every_turn() -> None:
     assert WHOLE.num_tokens == 10
     assert WHOLE.token_array().tolist() == [5, 6, 20, 21, 99, 7, 8, 22, 23, 0]
     assert WHOLE.behaviour_logprob_array().tolist() == [0, 0, -0.5, -1.5, -0.25, 0, 0, -2, 0, -0.125]
     assert np.flatnonzero(WHOLE.loss_mask_array()).tolist() == [2, 3, 4, 7, 8, 9]
-    assert (WHOLE.oldest_policy_version, WHOLE.newest_policy_version) == (3, 4)
-
-
-def test_the_return_is_every_component_of_every_turn() -> None:
-    assert WHOLE.total_reward == 1.5
+    assert (WHOLE.oldest_policy_version, WHOLE.newest_policy_version, WHOLE.total_reward) == (3, 4, 1.5)
 
 
 @pytest.mark.parametrize("compress", [False, True])

@@ -124,12 +124,8 @@ def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCap
     with serving() as server, client(server) as hostile:
         hostile.send(b"\xdd\xff\xff\xff\xff")
         hostile.send_multipart([b"", b"", b"x" * 4000])
-        for request in (
-            ChunkRequest(root=BLOB.root, offset=-1, num_bytes=1),
-            ChunkRequest(root=BLOB.root, offset=2**63, num_bytes=1),  # no file can seek that far
-            ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES + 1),
-            ChunkRequest(root=BLOB.root, offset=0, num_bytes=0),
-        ):
+        for offset, num_bytes in ((-1, 1), (2**63, 1), (0, CHUNK_BYTES + 1), (0, 0)):  # no file can seek to 2**63
+            request = ChunkRequest(root=BLOB.root, offset=offset, num_bytes=num_bytes)
             hostile.send(msgspec.msgpack.encode(request))
         assert answer_to(hostile, 0) is ChunkStatus.HERE
         assert server.load.served_bytes == CHUNK_BYTES
