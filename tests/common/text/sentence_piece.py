@@ -24,9 +24,8 @@ ZEPHYR = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-PHI3 = (
-    "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
+PHI3 = ZEPHYR.replace("eos_token + '\\n'", "'<|end|>\\n'").replace(
+    "{% endif %}", "{% else %}{{ eos_token }}{% endif %}"
 )
 PHI3_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 FAMILIES: dict[str, dict[str, Any]] = {

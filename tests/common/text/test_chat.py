@@ -1,6 +1,7 @@
 """A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,8 @@ def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_r
         if not extension.new_branch:
             assert length <= 450  # three quarters
             continue
-        newest = [
-            [
-                message
-                for later in range(first, turn + 1)
-                for message in (Message("assistant", f"click[{later}]"), Message("user", f"seen {later}"))
-            ]
-            for first in range(kept_from, turn + 1)
-        ]
-        fitting = [rendered(SYSTEM, ASK, *messages) for messages in newest]
+        said = [(Message("assistant", f"click[{each}]"), Message("user", f"seen {each}")) for each in range(turn + 1)]
+        fitting = [rendered(SYSTEM, ASK, *chain(*said[first:])) for first in range(kept_from, turn + 1)]
         longest = next(tokens for tokens in fitting if len(tokens) <= 300)
         assert extension.tokens == longest
         kept_from += fitting.index(longest)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +26,9 @@ from slipstream.common.text.codec import decoder
 from slipstream.common.text.dialogue import Branch, Tokeniser
 from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of
+from tests.actors.episode.episodes import ALLOWANCE, apart, attempt_on, engine_of, ids, saying
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
+from tests.common.text.small_tokenizer import CHATML
 
 MIDNIGHT_S = 1_784_937_600.0  # 2026-07-25, 00:00 UTC
 TURNS = 20
@@ -50,13 +51,7 @@ BRANCHES = {
     "deepseek": {"question": (TURNS, TURNS), "results": (TURNS, TURNS)},
 }
 CASES = [(family, follows, thinks) for family in BRANCHES for follows in BRANCHES[family] for thinks in (False, True)]
-every_case = pytest.mark.parametrize(("family", "follows", "thinks"), CASES)
 every_family = pytest.mark.parametrize("family", FAMILIES)
-Encode = Callable[[str], list[int]]
-
-
-def encode_with(tokenizer: PreTrainedTokenizerBase) -> Encode:
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def with_template(template: str, folder: Path) -> PreTrainedTokenizerBase:
@@ -65,19 +60,12 @@ def with_template(template: str, folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """`text` as a policy may sample it: "ab" and " a" in two tokens each, which the tokenizer would merge."""
-    encode = encode_with(tokenizer)
-    tokens = [token for character in text for token in encode(character)]
-    assert tokens != encode(text) and tokenizer.decode(tokens) == text
-    return tokens
-
-
 @pytest.mark.parametrize("cleans_up", [False, True])
 @every_family
 def test_a_reply_reads_as_the_tokenizer_itself_decodes_it(family: str, cleans_up: bool, tmp_path: Path) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
     tokenizer.clean_up_tokenization_spaces = cleans_up
+    assert apart(tokenizer, PLAIN) != ids(tokenizer, PLAIN)
     for tokens in ([], *([*apart(tokenizer, text), *range(6)] for text in (PLAIN, THOUGHT))):
         assert decoder(tokenizer)(tokens) == tokenizer.decode(tokens)
 
@@ -96,11 +84,10 @@ def branches_of(
     model: ModelConfig | None = None,
 ) -> int:
     """Play some turns; return the number of branches. Every token of the sequence is checked after each turn."""
-    chat, encode = Chat(tokenizer, model=model), encode_with(tokenizer)
-    end = encode(reply_form(tokenizer).ends["tool" if follows is RESULTS else "user"])
+    chat, end = Chat(tokenizer, model=model), reply_form(tokenizer).ends["tool" if follows is RESULTS else "user"]
     sequence, num_branches = chat.open(opening), 0
     for _ in range(num_turns):
-        sampled = apart(tokenizer, f"{reply} \n") + end
+        sampled = apart(tokenizer, f"{reply} \n") + ids(tokenizer, end)
         chat.reply(sampled)
         sequence += sampled
         extension = chat.extend(follows)
@@ -123,23 +110,16 @@ def played(
     tokenizer: PreTrainedTokenizerBase, family: str, *, follows: str, thinks: bool, model: ModelConfig | None = None
 ) -> int:
     reply = THOUGHT.removeprefix("<think>\n") if thinks and family == "deepseek" else THOUGHT if thinks else PLAIN
-    return branches_of(
-        tokenizer, opening_of(family), reply, QUESTION if follows == "question" else RESULTS, model=model
-    )
+    answers = QUESTION if follows == "question" else RESULTS
+    return branches_of(tokenizer, opening_of(family), reply, answers, model=model)
 
 
-@every_case
-def test_a_conversation_of_20_turns_reads_as_its_template_renders_it_and_branches_where_that_rewrites(
+@pytest.mark.parametrize(("family", "follows", "thinks"), CASES)
+def test_20_turns_read_as_their_template_renders_them_and_branch_where_it_rewrites_them_but_never_as_sampled(
     tmp_path: Path, family: str, follows: str, thinks: bool
 ) -> None:
-    tokenizer = family_tokenizer(family, tmp_path)
+    tokenizer, model = family_tokenizer(family, tmp_path), ModelConfig(history="sampled")
     assert played(tokenizer, family, follows=follows, thinks=thinks) == BRANCHES[family][follows][thinks]
-
-
-@every_case
-def test_a_history_of_what_was_sampled_never_branches(tmp_path: Path, family: str, follows: str, thinks: bool) -> None:
-    tokenizer = family_tokenizer(family, tmp_path)
-    model = ModelConfig(history="sampled")
     assert played(tokenizer, family, follows=follows, thinks=thinks, model=model) == 0
 
 
@@ -190,12 +170,12 @@ def test_an_argument_has_its_value_in_the_template_alone(tmp_path: Path, templat
 def test_a_thinking_reply_is_acted_on_without_its_thought(tmp_path: Path) -> None:
     for family, written in (("qwen3", "<think>\nred\n</think>\n\nblue"), ("deepseek", "red</think>blue")):
         tokenizer = family_tokenizer(family, tmp_path / family)
-        chat, encode = Chat(tokenizer), encode_with(tokenizer)
+        chat = Chat(tokenizer)
         chat.open((ASK,))
-        chat.reply(encode(written))
+        chat.reply(ids(tokenizer, written))
         assert chat.answer.strip() == "blue"
         chat.extend(QUESTION)
-        chat.reply(encode(written.split("</think>")[0]))  # cut off while it thinks
+        chat.reply(ids(tokenizer, written.split("</think>")[0]))  # cut off while it thinks
         assert chat.answer == ""
 
 
@@ -213,7 +193,7 @@ def test_alternate_roles_are_accepted_by_a_template_that_refuses_others(tmp_path
     chat = Chat(tokenizer, model=model)
     prompt = tokenizer.decode(chat.open((SYSTEM, ASK)))
     assert prompt == "<bos><start_of_turn>user\ncall a tool\n\n find ab a<end_of_turn>\n<start_of_turn>model\n"
-    chat.reply(encode_with(tokenizer)("look<end_of_turn>"))
+    chat.reply(ids(tokenizer, "look<end_of_turn>"))
     added = tokenizer.decode(chat.extend((*RESULTS, *QUESTION)).tokens)
     assert added == "\n<start_of_turn>user\nab: 1\n\na: 2\n\n and ab?<end_of_turn>\n<start_of_turn>model\n"
     (branch,) = Tokeniser(tokenizer, model=model).branches([SYSTEM, ASK, Message("assistant", "look")])
@@ -279,9 +259,7 @@ def test_every_reply_is_learned_once_as_the_template_renders_it_when_it_is_the_l
         ("deepseek", "<think>\nhm\n</think>\n\nb", "hm\n</think>\n\nb<|end_of_sentence|>"),
     ],
 )
-def test_a_recorded_thought_is_learned_in_the_reply_that_it_belongs_to(
-    tmp_path: Path, family: str, thought: str, learnt: str
-) -> None:
+def test_a_recorded_thought_is_learned_in_its_reply(tmp_path: Path, family: str, thought: str, learnt: str) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
     texts = learnt_texts(tokenizer, Tokeniser(tokenizer).branches(conversation(family, thought, thought)))
     assert texts[:2] == [learnt, learnt] and len(texts) == 3
@@ -301,9 +279,7 @@ SHOWN = "{% if message.reasoning_content %}<seed:think>\n{{ message.reasoning_co
         ("llama3", "", "<think>\nhm\n</think>\n\nb<|eot_id|>"),  # it has no marks: these are known everywhere
     ],
 )
-def test_a_thought_in_a_field_of_its_own_is_learned_between_the_marks_of_the_family(
-    tmp_path: Path, family: str, shown: str, learnt: str
-) -> None:
+def test_a_thought_in_a_field_is_learned_within_its_marks(tmp_path: Path, family: str, shown: str, learnt: str) -> None:
     row = read_message({"role": "assistant", "content": "b", "reasoning_content": "hm"}, "messages").message
     tokenizer = family_tokenizer(family, tmp_path, {"enable_thinking": True})
     tokenizer.chat_template = tokenizer.chat_template.replace("{{ message.content }}", shown + "{{ message.content }}")
@@ -353,31 +329,27 @@ def test_a_template_that_divides_by_zero_is_refused_as_one_that_names_its_reason
 
 # --- Thoughts, by the marks of a family.
 
-SPEAKS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
-)
-GRANITE = f"Write 'Here is my thought process:' and 'Here is my response:'{SPEAKS}"
+GRANITE = f"Write 'Here is my thought process:' and 'Here is my response:'{CHATML}"
 THOUGHTS = {
-    "deepseek": ("<think>", "</think>", SPEAKS),
-    "magistral": ("[THINK]", "[/THINK]", SPEAKS),
-    "seed": ("<seed:think>", "</seed:think>", SPEAKS),
-    "gemma 4": ("<|channel>thought\n", "<channel|>", SPEAKS + "{{ '<|think|><channel|>' if enable_thinking }}"),
-    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", SPEAKS),
-    "command": ("<|START_THINKING|>", "<|END_THINKING|>", SPEAKS),
-    "kimi": ("◁think▷", "◁/think▷", SPEAKS),
+    "deepseek": ("<think>", "</think>", CHATML),
+    "magistral": ("[THINK]", "[/THINK]", CHATML),
+    "seed": ("<seed:think>", "</seed:think>", CHATML),
+    "gemma 4": ("<|channel>thought\n", "<channel|>", CHATML + "{{ '<|think|><channel|>' if enable_thinking }}"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", CHATML),
+    "command": ("<|START_THINKING|>", "<|END_THINKING|>", CHATML),
+    "kimi": ("◁think▷", "◁/think▷", CHATML),
     "granite": ("Here is my thought process:", "Here is my response:", GRANITE),
     **{
-        f"a pair of the template, {word}": (f"<{word}>", f"</{word}>", SPEAKS + f"{{# <{word}> and </{word}> #}}")
+        f"a pair of the template, {word}": (f"<{word}>", f"</{word}>", CHATML + f"{{# <{word}> and </{word}> #}}")
         for word in ("reason", "thinking", "analysis", "reflection", "scratchpad", "inner_monologue", "|Thought|")
     },
-    "a pair in brackets": ("[REASONING]", "[/REASONING]", SPEAKS + "{# [REASONING] and [/REASONING] #}"),
-    "a pair of the tokenizer": ("<think:6124>", "</think:6124>", SPEAKS),
+    "a pair in brackets": ("[REASONING]", "[/REASONING]", CHATML + "{# [REASONING] and [/REASONING] #}"),
+    "a pair of the tokenizer": ("<think:6124>", "</think:6124>", CHATML),
     "a quantized granite": ("Here's my thought process:", "Here's my response:", GRANITE),
     "begin and end": (
         "<|begin_of_thought|>",
         "<|end_of_thought|>",
-        SPEAKS + "{# <|begin_of_thought|> <|end_of_thought|> #}",
+        CHATML + "{# <|begin_of_thought|> <|end_of_thought|> #}",
     ),
 }
 
@@ -388,15 +360,12 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
     tokenizer = with_template(template, tmp_path)
     if family == "a pair of the tokenizer":
         tokenizer.add_special_tokens({"extra_special_tokens": [opening, closing]})
-    chat, encode = Chat(tokenizer), encode_with(tokenizer)
+    chat = Chat(tokenizer)
     prompt = chat.open((ASK,))
-    chat.reply(encode(f"{opening}click[a]{closing}click[b]<|im_end|>"))
+    chat.reply(ids(tokenizer, f"{opening}click[a]{closing}click[b]<|im_end|>"))
     assert chat.answer.strip() == "click[b]"
-    engine = engine_of(
-        lambda tokens, seed: encode(f"{opening} one two three four" if tokens == prompt else "click[b]<|im_end|>"),
-        max_tokens=1000,
-    )
-    allowance = replace(ALLOWANCE, max_thought_tokens=len(encode(opening)) + 3, max_tokens=1000)
+    engine = engine_of(saying(tokenizer, f"{opening} one two three four", "click[b]<|im_end|>"), max_tokens=1000)
+    allowance = replace(ALLOWANCE, max_thought_tokens=len(ids(tokenizer, opening)) + 3, max_tokens=1000)
     limited = ThoughtLimit(engine, tokenizer, allowance)
     completion = asyncio.run(limited.generate(prompt, attempt_on(max_turn_tokens=200).sampling))
     assert tokenizer.decode(completion.tokens) == f"{opening} on{closing}click[b]<|im_end|>"
@@ -404,6 +373,6 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
 
 @pytest.mark.parametrize("mark", ["<|thinking|>", "<reflection>", "[REASONING]"])
 def test_a_template_whose_thoughts_cannot_be_told_is_refused(mark: str, tmp_path: Path) -> None:
-    tokenizer = with_template(f"{{# {mark} #}}{SPEAKS}", tmp_path)
+    tokenizer = with_template(f"{{# {mark} #}}{CHATML}", tmp_path)
     with pytest.raises(ConfigError, match=re.escape(f"has '{mark}', which looks like the mark of a thought")):
         check_pieces(tokenizer)

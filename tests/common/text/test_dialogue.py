@@ -1,30 +1,20 @@
 """A conversation that is written down becomes the tokens that an actor would have recorded in it."""
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipstream.common.config.config import load_config
 from slipstream.common.records.message import Message
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.transcript import Fidelity, Transcriber
-from slipstream.tools.run.prepare import demonstrate, vocabulary_texts
-from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
+from slipstream.tools.run.prepare import demonstrate
+from tests.common.text.small_tokenizer import shop_tokenizer
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """That of a tiny model that knows the words of the shop."""
-    folder = tmp_path_factory.mktemp("shop") / "model"
-    config = load_config("conf/quickstart.yaml", [])
-    make_tiny_model(folder, texts=vocabulary_texts(config.env, 20), shape=TinyShape(), max_tokens=192, seed=0)
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def test_the_messages_of_recorded_episodes_become_their_very_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_messages_of_recorded_episodes_become_their_very_tokens() -> None:
     config = load_config("conf/quickstart.yaml", ["warm_start.episodes=20", "warm_start.noise=0.3"])
-    tokeniser, transcriber = Tokeniser(tokenizer), Transcriber(tokenizer)
+    tokeniser, transcriber = Tokeniser(shop_tokenizer()), Transcriber(shop_tokenizer())
     num_turns = 0
-    for episode in demonstrate(config, tokenizer):
+    for episode in demonstrate(config, shop_tokenizer()):
         read = transcriber.read(episode)
         assert read.fidelity is Fidelity.TOKENS
         (branch,) = tokeniser.branches(read.messages)
@@ -39,7 +29,8 @@ def said(*texts: str) -> list[Message]:
     return [Message(role=("user", "assistant")[place % 2], content=text) for place, text in enumerate(texts)]
 
 
-def test_only_what_is_asked_for_is_learnt_and_ends_with_its_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_only_what_is_asked_for_is_learnt_and_ends_with_its_end_of_turn() -> None:
+    tokenizer = shop_tokenizer()
     (branch,) = Tokeniser(tokenizer).branches(said("find", "search", "shirt", "click", "hat"), learn_from=2)
     learnt = [token for token, mask in zip(branch.tokens, branch.loss_mask, strict=True) if mask]
     assert tokenizer.decode(learnt).split() == ["click", tokenizer.eos_token]
@@ -54,8 +45,6 @@ def test_only_what_is_asked_for_is_learnt_and_ends_with_its_end_of_turn(tokenize
         ([], "no message is the assistant's"),
     ],
 )
-def test_what_no_policy_could_have_said_is_refused(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], complaint: str
-) -> None:
+def test_what_no_policy_could_have_said_is_refused(messages: list[Message], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Tokeniser(tokenizer).branches(messages)
+        Tokeniser(shop_tokenizer()).branches(messages)

@@ -100,7 +100,7 @@ def test_a_template_may_refuse_a_conversation_without_a_system_message(folder: P
     [("tokenizer.json", {"unk_token": "[UNK]"}), ("tokenizer_config.json", {"model_max_length": "many"})],
 )
 def test_a_tokenizer_that_cannot_encode_every_text_is_refused(folder: Path, file: str, changes: dict[str, str]) -> None:
-    edit(folder / file, lambda content: content.get("model", content).update(changes))  # type: ignore[attr-defined]
+    edit(folder / file, within="model" if file == "tokenizer.json" else "", **changes)
     with pytest.raises(ConfigError, match=r"has no readable tokenizer or config.json: "):
         load_tokenizer(folder)
 
@@ -108,9 +108,9 @@ def test_a_tokenizer_that_cannot_encode_every_text_is_refused(folder: Path, file
 # --- The run's tokenizer.
 
 
-def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+def edit(path: Path, *, within: str = "", **changes: object) -> None:
     content = json.loads(path.read_text()) if path.exists() else {}
-    change(content)
+    (content[within] if within else content).update(changes)
     path.write_text(json.dumps(content))
 
 
@@ -120,26 +120,21 @@ def other_template(folder: Path) -> None:
 
 
 def other_vocabulary(folder: Path) -> None:
-    def swap(content: dict[str, object]) -> None:
-        vocabulary = content["model"]["vocab"]  # type: ignore[index]
-        first, second = [word for word in vocabulary if word.isalpha()][:2]
-        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-
-    edit(folder / "tokenizer.json", swap)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    first, second = [word for word in vocabulary if word.isalpha()][:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    edit(folder / "tokenizer.json", within="model", vocab=vocabulary)
 
 
-def other_normaliser(folder: Path) -> None:
-    edit(folder / "tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"}))
+OTHERS: dict[str, Callable[[Path], None]] = {
+    "template": other_template,
+    "vocabulary": other_vocabulary,
+    "normaliser": lambda folder: edit(folder / "tokenizer.json", normalizer={"type": "Lowercase"}),
+    "ends": lambda folder: edit(folder / "generation_config.json", eos_token_id=[1, 5]),
+}
 
 
-def other_ends(folder: Path) -> None:
-    edit(folder / "generation_config.json", lambda content: content.update(eos_token_id=[1, 5]))
-
-
-OTHERS = [other_template, other_vocabulary, other_normaliser, other_ends]
-
-
-@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes_and_the_cure(
     folder: Path, change: Callable[[Path], None]
 ) -> None:
@@ -148,9 +143,8 @@ def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes
     assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
     change(folder)
     mine = tokenizer_root(load_tokenizer(folder))
-    with pytest.raises(
-        ConfigError, match=f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
-    ):
+    complaint = f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
+    with pytest.raises(ConfigError, match=complaint):
         checked_tokenizer(facts, Config(), folder)
 
 
@@ -174,13 +168,8 @@ def test_an_actor_process_that_loads_another_tokenizer_from_the_same_files_does_
     facts = msgspec.structs.replace(FACTS, config_yaml=config_yaml, model_path=str(folder), model_files=files)
     fleet.describe_run(facts)
     fleet.set_run_state(RunState.TRAINING)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "slipstream.actors", "a", f"redis.url={redis_url}", f"run.name={run_id}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-P", "-m", "slipstream.actors", "a", f"redis.url={redis_url}", f"run.name={run_id}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "differs from the learner's: its hash is" in done.stderr, done.stderr
     assert fleet.members() == []
 
@@ -192,9 +181,9 @@ def with_own_code(folder: Path, ran: Path) -> None:
     """As a folder from elsewhere, whose model and tokenizer are classes of its own."""
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    edit(folder / "config.json", lambda content: content.update(model_type="own", auto_map=own))
-    own_tokenizer = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
-    edit(folder / "tokenizer_config.json", lambda content: content.update(own_tokenizer))
+    edit(folder / "config.json", model_type="own", auto_map=own)
+    own_tokenizer = {"AutoTokenizer": ["own.OwnTokenizer", None]}
+    edit(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own_tokenizer)
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, skeleton_of])
@@ -212,7 +201,7 @@ def test_a_folder_that_needs_its_own_code_is_refused_by_the_name_of_the_setting_
 def test_the_code_of_a_model_that_transformers_knows_is_left_alone(tmp_path: Path) -> None:
     folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
     (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    edit(folder / "config.json", lambda content: content.update(auto_map={"AutoConfig": "own.Config"}))
+    edit(folder / "config.json", auto_map={"AutoConfig": "own.Config"})
     assert next(skeleton_of(folder).parameters()).device == torch.device("meta")
     assert not ran.exists()
 

@@ -87,9 +87,8 @@ def test_sampled_tokens_that_would_be_encoded_otherwise_are_told_apart() -> None
 
 def test_a_history_that_the_template_rewrote_is_read_as_it_was_said() -> None:
     tokenizer = merging_tokenizer(FORGETS_THOUGHTS)
-    trajectory = spoken(
-        tokenizer, (SYSTEM, ASK), (f"<think>red?</think>click[red]{END}", (ANSWER,)), (f"click[small]{END}", ())
-    )
+    thinks = f"<think>red?</think>click[red]{END}"
+    trajectory = spoken(tokenizer, (SYSTEM, ASK), (thinks, (ANSWER,)), (f"click[small]{END}", ()))
     assert len(trajectory.branch_starts) == 2
     found = Transcriber(tokenizer).read(trajectory)
     assert found.messages[2:4] == [Message("assistant", "<think>red?</think>click[red]"), ANSWER]
