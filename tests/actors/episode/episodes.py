@@ -27,7 +27,6 @@ from slipstream.common.records.trajectory import (
     check,
 )
 from slipstream.common.text.action_format import FORMATS, ActionFormat
-from slipstream.envhub.driving import Parse
 from slipstream.envhub.env import Env, Observation
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
@@ -110,25 +109,12 @@ def engine_of(script: Script, *, max_tokens: int = 256, token_time_s: float = 0.
     return ScriptedEngine(script, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=max_tokens)
 
 
-async def rollout_of(
-    env: Env,
-    sampler: Sampler,
-    *,
-    record: EpisodeRecord | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    action_format: ActionFormat = FORMATS["plain"],
-    allowance: Allowance = ALLOWANCE,
-    parse: Parse | None = None,
-) -> Trajectory:
-    return await rollout(
-        record or EpisodeRecord(attempt=attempt_on()),
-        env=env,
-        sampler=sampler,
-        tokenizer=tokenizer or shop_tokenizer(),
-        action_format=action_format,
-        allowance=allowance,
-        parse=parse,
-    )
+async def rollout_of(env: Env, sampler: Sampler, *, record: EpisodeRecord | None = None, **settings: Any) -> Trajectory:
+    """Roll out one episode; without other `settings`, in the words of the shop and with plain actions."""
+    record = record or EpisodeRecord(attempt=attempt_on())
+    tokenizer = settings.pop("tokenizer", None) or shop_tokenizer()
+    settings = {"action_format": FORMATS["plain"], "allowance": ALLOWANCE, **settings}
+    return await rollout(record, env=env, sampler=sampler, tokenizer=tokenizer, **settings)
 
 
 def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settings: Any) -> Trajectory:

@@ -215,9 +215,7 @@ def walked(name: str, walker: Walker, model: ModelConfig, record: EpisodeRecord,
 
 
 @pytest.mark.parametrize(("name", "context", "family"), rotated(NAMES, CONTEXTS))
-def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_had_not_stopped(
-    name: str, context: str, family: str, tmp_path: Path
-) -> None:
+def test_each_format_plays_and_resumes_with_every_context(name: str, context: str, family: str, tmp_path: Path) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
     model = ModelConfig(context=context, max_tokens=CONTEXT_TOKENS)
     model.roles = "alternate" if family == "gemma" else "as_sent"

@@ -42,8 +42,8 @@ def buy(**changes: Any) -> tuple[Trajectory, Recorder]:
     return play(env, recorder, **changes), recorder
 
 
-def test_an_episode_is_recorded_as_it_was_played() -> None:
-    trajectory, _ = buy()
+def test_an_episode_is_recorded_as_it_was_played_and_every_prompt_continues_the_one_before() -> None:
+    trajectory, recorder = buy()
     assert shop_tokenizer().decode(trajectory.token_array()) == (
         "<|user|> find plain dress red small under 25 <|end|> "
         "<|assistant|> search [ plain dress ] <|end|> "
@@ -65,10 +65,6 @@ def test_an_episode_is_recorded_as_it_was_played() -> None:
     assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.DONE, Outcome.POLICY)
     assert (trajectory.score, trajectory.success, trajectory.branch_starts) == (1.0, True, [0])
     assert (trajectory.task.index, trajectory.group_id, trajectory.member, trajectory.actor) == (0, 3, 1, "actor-0")
-
-
-def test_every_prompt_is_the_one_before_with_its_completion_and_what_is_new() -> None:
-    trajectory, recorder = buy()
     for earlier, later in zip(recorder.sequences, recorder.prompts[1:], strict=False):
         assert later[: len(earlier)] == earlier
     assert trajectory.token_array().tolist() == recorder.sequences[-1]

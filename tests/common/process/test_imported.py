@@ -16,9 +16,7 @@ from slipstream.common.process.imported import imported
     ],
     ids=["raises", "is a program"],
 )
-def test_whatever_a_users_module_raises_is_named(
-    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_module_raises_is_named(source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raising_module.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=f"`env.name` 'raising_module:Env': cannot import raising_module: {said}"):

@@ -8,7 +8,6 @@ rules that matter to a conversation by tokens: what is trimmed, merged, dropped,
 
 import json
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -399,9 +398,7 @@ def family_tokenizer(name: str, folder: Path, arguments: dict[str, object] | Non
     return load_tokenizer(folder, arguments)
 
 
-def save_byte_tokenizer(
-    folder: Path, template: str, special: Iterable[str], *, ends: Sequence[str], bos: str | None
-) -> None:
+def save_byte_tokenizer(folder: Path, template: str, special: list[str], *, ends: list[str], bos: str | None) -> None:
     """Save to `folder` a tokenizer of bytes that merges "ab" and " a"; its generation config has all of `ends`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {text: index for index, text in enumerate([*alphabet, "ab", "Ġa"])}
@@ -411,5 +408,5 @@ def save_byte_tokenizer(
     model.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys(special)])
     tokenizer = chat_tokenizer(model, template, eos_token=ends[0], bos_token=bos, pad_token=ends[0])
     tokenizer.save_pretrained(folder)
-    config = {"eos_token_id": tokenizer.convert_tokens_to_ids(list(ends))}
+    config = {"eos_token_id": tokenizer.convert_tokens_to_ids(ends)}
     (folder / "generation_config.json").write_text(json.dumps(config))

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.actors.episode.actions import with_instructions
 from slipstream.common.records.message import Message
-from slipstream.common.text.action_format import FORMATS, ActionFormat
+from slipstream.common.text.action_format import FORMATS, ActionFormat, ParsedAction
 from tests.common.text.small_tokenizer import shop_tokenizer
 
 every_format = pytest.mark.parametrize("action_format", FORMATS.values(), ids=FORMATS)
@@ -53,23 +53,17 @@ def test_the_last_action_counts_and_white_space_around_it_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "completion"),
+    ("name", "completions"),
     [
-        ("plain", ""),
-        ("plain", "  \n"),
-        ("action_tag", "click[red]"),
-        ("action_tag", "<action>click[red]"),
-        ("action_tag", "click[red]</action>"),
-        ("action_tag", "<action> </action>"),
-        ("action_tag", "Action: ```click[red]```"),
-        ("react", "Action: click[red]"),
-        ("react", "```click[red]```"),
-        ("react", "<action>click[red]</action>"),
+        ("plain", ["", "  \n"]),
+        ("action_tag", ["click[red]", "<action>click[red]", "click[red]</action>", "<action> </action>"]),
+        ("action_tag", ["Action: ```click[red]```"]),
+        ("react", ["Action: click[red]", "```click[red]```", "<action>click[red]</action>"]),
     ],
 )
-def test_what_is_not_in_the_format_is_invalid_and_empty(name: str, completion: str) -> None:
-    parsed = FORMATS[name].parse(completion)
-    assert (parsed.text, parsed.valid) == ("", False)
+def test_what_is_not_in_the_format_is_invalid_and_empty(name: str, completions: list[str]) -> None:
+    for completion in completions:
+        assert FORMATS[name].parse(completion) == ParsedAction(text="", valid=False), completion
 
 
 def test_the_instructions_go_into_the_system_message() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -226,9 +225,7 @@ def learnt_texts(tokenizer: PreTrainedTokenizerBase, branches: Sequence[Branch])
 
 @every_family
 @pytest.mark.parametrize("history", ["template", "sampled"])
-def test_every_reply_is_learned_once_as_the_template_renders_it_when_it_is_the_last(
-    tmp_path: Path, family: str, history: Literal["template", "sampled"]
-) -> None:
+def test_every_reply_is_learned_once_as_rendered_when_it_is_last(tmp_path: Path, family: str, history: str) -> None:
     """The other derivation: the whole rendering up to each reply, less the rendering up to its prompt."""
     tokenizer = family_tokenizer(family, tmp_path)
     messages = conversation(family, "one", "two")

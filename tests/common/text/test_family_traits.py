@@ -1,7 +1,7 @@
 """The table of families in docs/models.md: what a text, a thought and a call become in each."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,19 +22,15 @@ from tests.envhub.agent.test_agent_prompts import SENT
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 ASK, THOUGHT = Message("user", "find ab a"), "<think>hm, ab or a?</think>"
 HARMONY = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
-REASONS = (
-    ("writes channels", "it writes channels"),
-    ("plain text", "its marks are plain text"),
-    ("must alternate", "roles must alternate"),
-)
+CHANNELS, PLAIN, ALTERNATE = "it writes channels", "its marks are plain text", "roles must alternate"
+REASONS = {"writes channels": CHANNELS, "plain text": PLAIN, "must alternate": ALTERNATE}
 NAMES = [*CALLERS, "gpt-oss", *(name for name in FAMILIES if name not in ("mistral, always", "phi-3, first", "never"))]
-FORGED, ALTERNATE, CHANNELS = "refused: its marks are plain text", "refused: roles must alternate", "it writes channels"
 # What the page says of a family with these cells: pieces, forged, thought, calls.
 MEANINGS = {
     ("0", "0", "0", "1"): "exact, with calls of agents",
     ("0", "0", "0", "0"): "exact; the template has no calls",
-    ("0", "0", "0", ALTERNATE): "exact; calls are refused: roles must alternate",
-    ("0", FORGED, "0", ALTERNATE): (
+    ("0", "0", "0", f"refused: {ALTERNATE}"): "exact; calls are refused: roles must alternate",
+    ("0", f"refused: {PLAIN}", "0", f"refused: {ALTERNATE}"): (
         "texts with marks are refused: its marks are plain text; calls are refused: roles must alternate"
     ),
     (f"refused: {CHANNELS}",) * 4: f"refused: {CHANNELS}",
@@ -78,24 +74,18 @@ def shown_calls(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     return Prompts(tokenizer, started_at_s=0.0).rendered(template_messages(SENT), []).count("look")
 
 
-CELLS: Mapping[str, Callable[[PreTrainedTokenizerBase, str], int]] = {
-    "pieces": pieces,
-    "forged": forged,
-    "thought": left_of_thought,
-    "calls": shown_calls,
-}
-
-
-def cell(column: str, tokenizer: PreTrainedTokenizerBase, name: str) -> str:
+def cell(content: Callable[[PreTrainedTokenizerBase, str], int], tokenizer: PreTrainedTokenizerBase, name: str) -> str:
     try:
-        return str(CELLS[column](tokenizer, name))
+        return str(content(tokenizer, name))
     except (ConfigError, *REFUSALS) as error:
-        return "refused: " + next((short for pattern, short in REASONS if re.search(pattern, str(error))), str(error))
+        text = str(error)
+        return "refused: " + next((short for pattern, short in REASONS.items() if re.search(pattern, text)), text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_says_what_a_family_gives(name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name, tmp_path)
-    meaning = MEANINGS[tuple(cell(column, tokenizer, name) for column in CELLS)]
+    cells = (pieces, forged, left_of_thought, shown_calls)
+    meaning = MEANINGS[tuple(cell(each, tokenizer, name) for each in cells)]
     rows = re.findall(rf"^\| (.*) \| {re.escape(meaning)} \|$", PAGE.read_text(), re.MULTILINE)
     assert name in ", ".join(rows).split(", ")

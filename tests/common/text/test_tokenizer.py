@@ -135,9 +135,7 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes_and_the_cure(
-    folder: Path, change: Callable[[Path], None]
-) -> None:
+def test_another_tokenizer_is_refused_with_both_hashes_and_cure(folder: Path, change: Callable[[Path], None]) -> None:
     learners = tokenizer_root(load_tokenizer(folder))
     facts = msgspec.structs.replace(FACTS, model_path=str(folder), tokenizer_root=learners)
     assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
@@ -177,21 +175,16 @@ def test_an_actor_process_that_loads_another_tokenizer_from_the_same_files_does_
 # --- Code in a model's folder.
 
 
-def with_own_code(folder: Path, ran: Path) -> None:
-    """As a folder from elsewhere, whose model and tokenizer are classes of its own."""
-    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    edit(folder / "config.json", model_type="own", auto_map=own)
-    own_tokenizer = {"AutoTokenizer": ["own.OwnTokenizer", None]}
-    edit(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own_tokenizer)
-
-
 @pytest.mark.parametrize("load", [load_tokenizer, skeleton_of])
 def test_a_folder_that_needs_its_own_code_is_refused_by_the_name_of_the_setting_and_nobody_is_asked(
     load: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
-    with_own_code(folder, ran)
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    edit(folder / "config.json", model_type="own", auto_map=own)
+    own_tokenizer = {"AutoTokenizer": ["own.OwnTokenizer", None]}
+    edit(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own_tokenizer)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks a question"))
     with pytest.raises(ConfigError, match=r"`model.path` .* needs Python code from its folder .* never run"):
         load(folder)
