@@ -7,7 +7,7 @@ import pytest
 from slipstream.common.process.long_work import LongWork
 
 
-def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_every_ten_seconds_how_far_it_is_and_before_that_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reported, now = list[str](), 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     work = LongWork("episodes", 40, report=reported.append)
@@ -20,16 +20,13 @@ def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes(monkey
         "episodes: 30 of 40, about 10 s more; loss 0.5",
         "episodes: 40 of 40; loss 0.5",
     ]
-
-
-def test_work_that_takes_seconds_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported, now = list[str](), 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    reported.clear()
+    now = 0.0
     work = LongWork("episodes", 3, report=reported.append)
     for number in range(1, 4):
         now = 3.0 * number
         work.done()
-    assert reported == []
+    assert reported == [], "work that takes seconds"
     now = 20.0
     work.at(0)
     assert reported == ["episodes: 0 of 3"]

@@ -4,8 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -13,20 +12,13 @@ import redis
 from slipstream.common.process import redis_retry
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
 from slipstream.common.process.redis_retry import RedisAway
-from slipstream.tools.lab.loopback_server import Server, start_server
+from slipstream.tools.lab.loopback_server import Server
 from tests.proxy import Fault, Proxy
+from tests.stand_ins import server
 from tests.waiting import wait_until
 
+__all__ = ["server"]  # the fixture
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A server of the test's own, to be hurt."""
-    with start_server(tmp_path / "redis") as server:
-        yield server
-        if server.process.poll() is None:
-            os.kill(server.process.pid, signal.SIGCONT)
 
 
 def test_calls_outlive_a_server_that_is_killed_and_say_so(server: Server, caplog: pytest.LogCaptureFixture) -> None:
