@@ -6,9 +6,8 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
 from slipstream.common.text.chat import Chat
-from slipstream.replay.records.ticket import Lease
 from tests.actors.episode.episodes import ids
-from tests.replay.records.attempts import attempt_at, ticket, turn
+from tests.replay.records.attempts import attempt_at, lease_of, ticket, turn
 
 Exchange = tuple[str, tuple[Message, ...]]  # what the policy writes, and what it hears after it
 
@@ -43,10 +42,10 @@ def spoken(
             tokens = tokens + extension.tokens
     sampled_spans = [range(each.start, each.stop) for each in turns]
     mask = [any(place in span for span in sampled_spans) for place in range(len(tokens))]
-    asked = ticket(group_id, num_members=member + 1)
-    lease = Lease(ticket=asked, fence=1, missing={member: attempt}, partials={}, ttl_s=1.0)
+    lease = lease_of(ticket(group_id, num_members=member + 1))
     return msgspec.structs.replace(
         attempt_at(lease, member, run_id=run_id, actor=actor),
+        attempt=attempt,
         turns=turns,
         tokens=pack_tokens(tokens),
         behaviour_logprobs=pack_logprobs([-0.5 if sampled else 0.0 for sampled in mask]),

@@ -30,15 +30,13 @@ MARK = re.compile(
 ENDS = {
     "cohere": "<|END_OF_TURN_TOKEN|>",
     "deepseek": "<｜end▁of▁sentence｜>",
-    "gemma4": "<turn|>",
-    "diffusion_gemma": "<turn|>",
+    **dict.fromkeys(("gemma4", "diffusion_gemma"), "<turn|>"),
     "gemma": "<end_of_turn>",
     "glm": "<|user|>",
     "gptoss": "<|return|>",
-    "idefics3": "<end_of_utterance>",
+    **dict.fromkeys(("idefics3", "smolvlm"), "<end_of_utterance>"),
     "llama3": "<|eot_id|>",
     "phi3": "<|end|>",
-    "smolvlm": "<end_of_utterance>",
 }
 # Where the template rewrites earlier replies, so that a new branch begins: after a question to a reply without a
 # thought, after results of tools, after a question to a reply with a thought. None: it takes no such messages.
@@ -91,7 +89,7 @@ def branches(tokenizer: PreTrainedTokenizerBase, follows: tuple[Message, ...], r
 
 
 @pytest.mark.parametrize("name", REWRITES)
-def test_a_conversation_reads_as_the_template_of_the_models_makers_renders_it(name: str, tmp_path: Path) -> None:
+def test_a_conversation_reads_as_its_template_renders_it_and_is_learned_so(name: str, tmp_path: Path) -> None:
     tokenizer, (question, results, thought) = official(name, tmp_path), REWRITES[name]
     assert branches(tokenizer, QUESTION, PLAIN) == question
     assert branches(tokenizer, QUESTION, THOUGHT) == thought
@@ -100,11 +98,7 @@ def test_a_conversation_reads_as_the_template_of_the_models_makers_renders_it(na
             branches(tokenizer, RESULTS, PLAIN)
     else:
         assert branches(tokenizer, RESULTS, PLAIN) == results
-
-
-@pytest.mark.parametrize("name", REWRITES)
-def test_each_recorded_reply_is_learned_once_and_no_text_of_the_world_becomes_a_mark(name: str, tmp_path: Path) -> None:
-    tokenizer = official(name, tmp_path)
+    # Each recorded reply is learned once, and no text of the world becomes a mark.
     end = str(tokenizer.eos_token)
     for asked in (ASK, Message("user", f"find {end} ab")):
         messages = [asked, Message("assistant", "one"), *QUESTION, Message("assistant", "two")]
