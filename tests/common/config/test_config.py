@@ -23,14 +23,14 @@ from slipstream.tools.terminal.options import options_of
 QUICKSTART = str(Path(__file__).parents[3] / "conf" / "quickstart.yaml")
 
 
-def test_later_files_go_over_earlier_ones_and_overrides_over_all(tmp_path: Path) -> None:
+def test_later_files_go_over_earlier_ones_and_overrides_over_all_with_lists_that_stay_lists(tmp_path: Path) -> None:
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
     second.write_text("replay: {max_lag: 9, groups_per_step: 3}\noptim: {weight_decay: 0.5}\n")
-    overrides = ["replay.group_size=6", "optim.lr=3e-5", "optim.weight_decay=0.25", "env.options.profile=small"]
+    overrides = ["replay.group_size=6", "optim.lr=3e-5", "optim.weight_decay=0.25", "env.options.profile=[a, b]"]
     config = load_config(str(first), overrides, presets=[str(second)])
     assert (config.replay.group_size, config.replay.groups_per_step, config.replay.max_lag) == (6, 3, 9)
-    assert (config.optim.lr, config.optim.weight_decay, config.env.options) == (3e-5, 0.25, {"profile": "small"})
+    assert (config.optim.lr, config.optim.weight_decay, config.env.options) == (3e-5, 0.25, {"profile": ["a", "b"]})
 
 
 def test_the_defaults_are_a_configuration_and_an_empty_file_changes_nothing(tmp_path: Path) -> None:
@@ -49,11 +49,6 @@ def test_the_command_line_takes_several_files_and_prints_the_same_configuration(
     assert (config.env.name, config.objective.surrogate, config.run.name) == ("shop", "gspo", "other")
     assert config == load_config(QUICKSTART, ["run.name=other", "optim.lr=0.25"], presets=[preset])
     assert dump_config(config) == printed.read_text()
-
-
-def test_lists_in_options_stay_lists() -> None:
-    config = load_config(None, ["env.name=household", "env.options.task_types=[pick_two_obj]"])
-    assert config.env.options == {"task_types": ["pick_two_obj"]}
 
 
 RECIPES = sorted(Path(QUICKSTART).parent.glob("*.yaml"))

@@ -99,11 +99,17 @@ def test_calls_wait_while_the_server_refuses_writes(server: Server, caplog: pyte
         assert "is back" in caplog.text
 
 
-def test_a_client_gives_up_once_for_all_its_calls(server: Server) -> None:
-    with connect(server.secret_url, patience_s=1.5) as client:
+def test_a_client_gives_up_once_for_all_its_calls_and_soon_where_its_process_is_told_to_end(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_retry, "ENDING_PATIENCE_S", 0.5)
+    ending = threading.Event()
+    with connect(server.secret_url, patience_s=1.5) as client, connect(server.secret_url, ending=ending) as leaving:
         client.ping()
+        leaving.ping()
         server.process.kill()
         server.process.wait()
+        call = Call(lambda: leaving.get("x"))
         begun = time.monotonic()
         with pytest.raises(RedisAway, match=r"Redis at redis://\*\*\*@127.0.0.1:\d+/0 has not answered for [12] s: "):
             client.get("x")
@@ -112,6 +118,10 @@ def test_a_client_gives_up_once_for_all_its_calls(server: Server) -> None:
         with pytest.raises(RedisAway):
             client.get("x")
         assert time.monotonic() - begun < 1
+        assert call.thread.is_alive()
+        ending.set()
+        call.thread.join(DEADLINE_S / 10)
+        assert not call.thread.is_alive() and isinstance(call.error, RedisAway)
 
 
 def test_a_refusal_that_was_not_waited_for_to_its_end_costs_no_later_call_its_patience(server: Server) -> None:
@@ -141,21 +151,6 @@ def test_a_call_never_answered_gives_up_also_where_others_are(server: Server, mo
             client.get("x")
             time.sleep(0.05)
         assert isinstance(call.error, RedisAway)
-
-
-def test_a_process_that_was_told_to_end_does_not_wait_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_retry, "ENDING_PATIENCE_S", 0.5)
-    ending = threading.Event()
-    with connect(server.secret_url, ending=ending) as client:
-        client.ping()
-        server.process.kill()
-        server.process.wait()
-        call = Call(lambda: client.get("x"))
-        call.thread.join(1)
-        assert call.thread.is_alive()
-        ending.set()
-        call.thread.join(DEADLINE_S / 10)
-        assert not call.thread.is_alive() and isinstance(call.error, RedisAway)
 
 
 def test_what_waiting_does_not_mend_is_raised_at_once(server: Server) -> None:

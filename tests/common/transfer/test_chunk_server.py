@@ -85,31 +85,27 @@ def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
         wait_until(lambda: server.load.num_children == 0, "its place to be free")
 
 
-def for_a_chunk(number: int) -> ChunkRequest:
-    return ChunkRequest(root=BLOB.root, offset=number % NUM_CHUNKS * CHUNK_BYTES, num_bytes=CHUNK_BYTES)
+# By what a request is for: its root, offset and size, by its number.
+REQUESTS: dict[str, Callable[[int], tuple[str, int, int]]] = {
+    "a chunk": lambda number: (BLOB.root, number % NUM_CHUNKS * CHUNK_BYTES, CHUNK_BYTES),
+    "what is not there": lambda number: (f"nothing{number}", 0, CHUNK_BYTES),
+    "a byte": lambda number: (BLOB.root, number, 1),
+}
 
 
-def for_what_is_not_there(number: int) -> ChunkRequest:
-    return ChunkRequest(root=f"nothing{number}", offset=0, num_bytes=CHUNK_BYTES)
-
-
-def for_a_byte(number: int) -> ChunkRequest:
-    return ChunkRequest(root=BLOB.root, offset=number, num_bytes=1)
-
-
-@pytest.mark.parametrize("request_of", [for_a_chunk, for_what_is_not_there, for_a_byte])
-def test_receivers_without_progress_lose_their_places_for_good(
-    request_of: Callable[[int], ChunkRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("wanted", REQUESTS)
+def test_receivers_without_progress_lose_their_places_for_good(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.5)
     with serving(fan_out=2) as server, client(server, max_unread=1) as first, client(server, max_unread=1) as second:
 
         def hold(over: threading.Event) -> None:
             number = 0
             while not over.wait(0.02):
+                root, offset, num_bytes = REQUESTS[wanted](number)
                 for socket in (first, second):
-                    socket.send(msgspec.msgpack.encode(request_of(number)))
-                    while request_of is not for_a_chunk and socket.poll(0):  # who asks for chunks never reads
+                    request = ChunkRequest(root=root, offset=offset, num_bytes=num_bytes)
+                    socket.send(msgspec.msgpack.encode(request))
+                    while wanted != "a chunk" and socket.poll(0):  # who asks for chunks never reads
                         socket.recv_multipart()
                 number += 1
 
