@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import contextlib
 import gc
+import math
 import sys
 import tracemalloc
 import unittest.mock
@@ -45,21 +46,17 @@ class Unprintable(Exception):
         ({"reward": 1}, "returned a dict"),
         (answer(rewards={}), "step returned no rewards; return a reward of 0"),
         (answer(rewards=None), "returned None as rewards, expected a dict"),
-        (answer(rewards={"purchase": float("nan")}), "returned reward 'purchase' = nan, expected a number"),
-        (answer(rewards={"purchase": float("-inf")}), "returned reward 'purchase' = -inf"),
-        (answer(rewards={"purchase": "1"}), "returned reward 'purchase' = '1'"),
-        (answer(rewards={"purchase": None}), "returned reward 'purchase' = None"),
-        (answer(score=2.0), r"returned score 2\.0, expected"),
-        (answer(score=float("nan")), "returned score nan"),
+        *(
+            (answer(rewards={"purchase": wrong}), f"returned reward 'purchase' = {wrong!r}, expected a number")
+            for wrong in (math.nan, -math.inf, "1", None, True)
+        ),
+        *((answer(score=wrong), f"returned score {wrong!r}, expected") for wrong in (2.0, math.nan, True)),
         (answer(messages=("fine",)), "returned 'fine' as a message, expected a Message"),
         (answer(messages=(Message("user", b"fine"),)), "expected a Message"),  # type: ignore[arg-type]
         (answer(messages=(Message(None, "fine"),)), "expected a Message"),  # type: ignore[arg-type]
         (answer(rewards={"half \ud83d": 0.0}), "expected valid Unicode text"),
         (answer(rewards={3: 0.0}), "named a reward 3, expected valid Unicode text"),
-        (answer(rewards={"purchase": True}), "returned reward 'purchase' = True"),
-        (answer(score=True), "returned score True"),
-        (answer(success=None), "returned success = None, expected True or False"),
-        (answer(success=1), "returned success = 1"),
+        *((answer(success=wrong), f"returned success = {wrong}, expected True or False") for wrong in (None, 1)),
         (answer(valid_action=1), "returned valid_action = 1"),
         (answer(messages=(message for message in ())), "returned a generator as messages"),
         (
