@@ -42,9 +42,8 @@ def spoken(
             tokens = tokens + extension.tokens
     sampled_spans = [range(each.start, each.stop) for each in turns]
     mask = [any(place in span for span in sampled_spans) for place in range(len(tokens))]
-    lease = lease_of(ticket(group_id, num_members=member + 1))
     return msgspec.structs.replace(
-        attempt_at(lease, member, run_id=run_id, actor=actor),
+        attempt_at(lease_of(ticket(group_id, num_members=member + 1)), member, run_id=run_id, actor=actor),
         attempt=attempt,
         turns=turns,
         tokens=pack_tokens(tokens),

@@ -18,14 +18,13 @@ def made_up(rng: random.Random, number: int) -> Completion:
     """Up to three tokens whose log-probability is their number's."""
     tokens = [rng.randrange(50) for _ in range(rng.randint(1, 3))]
     cut = rng.randrange(len(tokens))
-    spans = [(0, cut, number), (cut, len(tokens), number + 1)]
     return Completion(
         tokens=tokens,
         logprobs=[-1.0 - number] * len(tokens),
         kept=kept_sets([[token] for token in tokens]),
         version_spans=[
             VersionSpan(start=start, stop=stop, policy_version=version)
-            for start, stop, version in spans
+            for start, stop, version in ((0, cut, number), (cut, len(tokens), number + 1))
             if start < stop
         ],
         finish_reason="stop",

@@ -149,8 +149,7 @@ async def resumed_by_expert(partial: Trajectory, attempt: Attempt) -> Trajectory
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted_one(world: World) -> None:
     """Cut once in each interval of `cut_every_s`: in the middle of a generation, of a step, and between them."""
-    cut_sampling = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=200)
-    attempt = replace(attempt_on(), sampling=cut_sampling)
+    attempt = replace(attempt_on(), sampling=Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=200))
 
     async def whole() -> tuple[Trajectory, list[tuple[list[int], int | None]], float]:
         asked: list[tuple[list[int], int | None]] = []

@@ -155,16 +155,14 @@ class Keyed(ShopEnv):
 
 def keys_of(key: object) -> list[str]:
     script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>")
-    trajectory = play(Keyed(key), engine_of(script), allowance=TWO_TURNS)
-    return [turn.state_key for turn in trajectory.turns]
+    return [turn.state_key for turn in play(Keyed(key), engine_of(script), allowance=TWO_TURNS).turns]
 
 
 def test_a_long_state_key_is_recorded_by_its_digest_and_stays_a_key() -> None:
     assert keys_of("") == ["", ""]
     assert keys_of("x" * MAX_STATE_KEY) == ["x" * MAX_STATE_KEY] * 2
     long = keys_of("the same room, " + "a chair, " * 500)
-    other = keys_of("the same room, " + "a chair, " * 501)
-    assert long[0] == long[1] != other[0]
+    assert long[0] == long[1] != keys_of("the same room, " + "a chair, " * 501)[0]
     assert len(long[0]) == MAX_STATE_KEY
     assert long[0].startswith("the same room, a chair, ")
 
@@ -228,8 +226,7 @@ def test_a_template_that_rewrites_history_makes_branches_that_are_recorded_and_t
     recorder = Recorder(engine_of(saying(tokenizer, *turns), max_tokens=2048))
     attempt, allowance = attempt_on(max_turn_tokens=100), replace(ALLOWANCE, max_turns=3, max_tokens=2048)
     trajectory = play(ShopEnv(), recorder, tokenizer=tokenizer, attempt=attempt, allowance=allowance)
-    starts = trajectory.branch_starts
-    assert len(starts) == 3  # the second and the third prompt each forget a thought
+    assert len(trajectory.branch_starts) == 3  # the second and the third prompt each forget a thought
     branches = sequences_of(trajectory, advantage=1.0)
     assert [branch.tokens.tolist() for branch in branches] == recorder.sequences
     assert [tokenizer.decode(branch.tokens[branch.loss_mask]) for branch in branches] == turns

@@ -252,8 +252,7 @@ def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
     check(trajectory, vocab_size=len(TOKENIZER))
     assert trajectory.success and trajectory.branch_starts == [0]
     assert [turn.valid_action for turn in trajectory.turns] == [False, *[True] * (len(written) - 1)]
-    sampled = [TOKENIZER.decode(tokens[:-1]) for tokens in (answer for _, answer in turns_of(trajectory))]
-    assert sampled == written
+    assert [TOKENIZER.decode(answer[:-1]) for _, answer in turns_of(trajectory)] == written
 
 
 async def test_without_a_parser_a_call_stays_text() -> None:

@@ -69,8 +69,7 @@ def test_the_interval_holds_every_probability_under_which_what_was_seen_is_no_su
 
 
 def test_the_line_of_a_step_has_all_finished_episodes_and_what_is_trained_or_says_that_none_has_finished() -> None:
-    records = [step(1, episodes=25, success=0.5), step(2, episodes=75, success=0.9, reward=0.75)]
-    line = progress_line(records)
+    line = progress_line([step(1, episodes=25, success=0.5), step(2, episodes=75, success=0.9, reward=0.75)])
     assert line.startswith("step    2  success 0.800 (0.71 to 0.87)  reward 0.562  trained success 0.500  lag 1.0  ")
     assert "no episode has finished" in progress_line([step(1, episodes=0, success=0.0)])
 

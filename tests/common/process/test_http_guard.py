@@ -73,10 +73,8 @@ async def generations() -> AsyncIterator[Served]:
 @contextlib.asynccontextmanager
 async def environments() -> AsyncIterator[Served]:
     pool = EnvPool(num_processes=1, max_episodes=1, step_timeout_s=1.0)
-    served = env_server.EnvServer(pool, names=["grid"], lease_s=60.0, secret=KEY)
-    async with served.listening("127.0.0.1", 0) as url:
-        max_bytes = env_server.MAX_BODY_BYTES
-        yield Served(port=port_of(url), path="/v1/episode", max_bytes=max_bytes, heavy=b"x" * 1000)
+    async with env_server.EnvServer(pool, names=["grid"], lease_s=60.0, secret=KEY).listening("127.0.0.1", 0) as url:
+        yield Served(port=port_of(url), path="/v1/episode", max_bytes=env_server.MAX_BODY_BYTES, heavy=b"x" * 1000)
 
 
 @contextlib.asynccontextmanager

@@ -14,15 +14,13 @@ def logged(message: str, *args: object, error: Exception | None = None) -> str:
 
 
 def test_what_a_record_quotes_neither_acts_on_the_terminal_nor_looks_like_a_record() -> None:
-    text = logged("env failed: %s", "\x1b[2Jgone\r\n2026-01-01 00:00:00,000 INFO all is well")
-    first, second = text.split("\n")
+    first, second = logged("env failed: %s", "\x1b[2Jgone\r\n2026-01-01 00:00:00,000 INFO all is well").split("\n")
     assert first.endswith(r"WARNING env failed: \x1b[2Jgone\r")
     assert second == "  2026-01-01 00:00:00,000 INFO all is well"
 
 
 def test_an_exception_is_written_out_too() -> None:
-    text = logged("it fails", error=ValueError("\x9b31m\u202e"))
-    assert text.split("\n")[1:] == [r"  ValueError: \x9b31m\u202e"]
+    assert logged("it fails", error=ValueError("\x9b31m\u202e")).split("\n")[1:] == [r"  ValueError: \x9b31m\u202e"]
 
 
 def test_every_process_logs_so() -> None:

@@ -12,8 +12,7 @@ SAMPLED = np.array([3, 9, 1], dtype=np.int32)
 
 
 def lists(kept: KeptSets) -> list[list[int]]:
-    stops = kept.count_array().cumsum()[:-1]
-    return [part.tolist() for part in np.split(kept.id_array(), stops)]
+    return [part.tolist() for part in np.split(kept.id_array(), kept.count_array().cumsum()[:-1])]
 
 
 def packed(counts: list[int], ids: list[int]) -> KeptSets:

@@ -61,8 +61,7 @@ def streamed() -> list[bytes]:
     calls = _tool_calls([1], [2], found.tool_calls)
     shown = Answer(text=found.content, reasoning=found.reasoning, tool_calls=calls, **sampled)
     chunks = Answers(answers=[shown], num_prompt_tokens=1).chunks(with_usage=True)
-    whole = response_body(ResponsesRequest(input="hi"), shown, num_prompt_tokens=1)
-    return [*chunks, *events(whole)]
+    return [*chunks, *events(response_body(ResponsesRequest(input="hi"), shown, num_prompt_tokens=1))]
 
 
 class Echo:
@@ -82,8 +81,7 @@ ECHO = CheckedEnv(Echo(), timeout_s=5.0)  # type: ignore[arg-type]
 
 
 def requested(body: object) -> Any:
-    chat = decoded(json.dumps(body).encode(), ChatRequest, SAMPLING)
-    return template_messages(chat.messages)
+    return template_messages(decoded(json.dumps(body).encode(), ChatRequest, SAMPLING).messages)
 
 
 COMES_BACK = {"function": {"name": "look", "arguments": '{"at": "\\ud83d"}'}}

@@ -59,8 +59,7 @@ def test_the_arrays_read_back_as_they_were_packed_and_the_return_is_every_compon
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("whole", [WHOLE, CUT_OFF, GREEDY], ids=["whole", "with kept sets", "greedy"])
 def test_a_whole_trajectory_passes_and_comes_back_equal_from_its_frame(whole: Trajectory, compress: bool) -> None:
-    frame = encode(whole, compress=compress)
-    assert decode_trajectory(frame, max_bytes=1 << 16, vocab_size=VOCAB_SIZE) == whole
+    assert decode_trajectory(encode(whole, compress=compress), max_bytes=1 << 16, vocab_size=VOCAB_SIZE) == whole
 
 
 def test_a_trajectory_that_contradicts_itself_does_not_come_off_the_wire() -> None:

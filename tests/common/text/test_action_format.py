@@ -23,8 +23,7 @@ def test_what_is_written_is_parsed_back(action_format: ActionFormat, action: str
 @every_format
 def test_a_block_in_an_action_does_not_end_it(action_format: ActionFormat) -> None:
     action = "edit x.py 1-2\n```python\nx = '</p>'\n```"
-    written = f"Thought: so.\n{action_format.write(action)}"
-    assert action_format.parse(written).text.endswith(action)
+    assert action_format.parse(f"Thought: so.\n{action_format.write(action)}").text.endswith(action)
     if action_format.opening:
         two = f"{action_format.write('look')} and then\n```\nnothing\n```"
         assert action_format.parse(two).text == "look"

@@ -207,8 +207,7 @@ def test_alternate_roles_are_accepted_by_a_template_that_refuses_others(tmp_path
 def conversation(family: str, *replies: str) -> list[Message]:
     messages = list(opening_of(family))
     for reply in replies:
-        follows = RESULTS if FAMILIES[family].has_tools else QUESTION
-        messages += [Message("assistant", reply), *follows]
+        messages += [Message("assistant", reply), *(RESULTS if FAMILIES[family].has_tools else QUESTION)]
     return [*messages, Message("assistant", "done")]
 
 

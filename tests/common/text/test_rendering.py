@@ -46,8 +46,7 @@ def one_turn(tokenizer: PreTrainedTokenizerBase, ask: Message = ASK, *, answer: 
 
 
 def test_siblings_that_see_the_same_render_once(tokenizer: PreTrainedTokenizerBase, renderings: list[Any]) -> None:
-    texts = {one_turn(tokenizer, started_at_s=START_S + second, tools=[{"a": 1}]) for second in range(8)}
-    assert len(texts) == 1
+    assert len({one_turn(tokenizer, started_at_s=START_S + second, tools=[{"a": 1}]) for second in range(8)}) == 1
     assert [len(messages) for messages in renderings] == [1, 3]
 
 

@@ -55,8 +55,7 @@ def test_the_messages_of_a_conversation_come_back_whole(tokenizer: PreTrainedTok
     turns = [(f"search[plain dress]{end}", (ANSWER,)), (f"click[red]{end}", (ANSWER,)), ("click[small]", ())]
     found = read(tokenizer, (ASK,), *turns)
     assert found.fidelity is Fidelity.TOKENS
-    expected = said(ASK, "search[plain dress]", ANSWER, "click[red]", ANSWER, "click[small]")
-    assert said(*found.messages) == expected
+    assert said(*found.messages) == said(ASK, "search[plain dress]", ANSWER, "click[red]", ANSWER, "click[small]")
     if tokenizer is not shop_tokenizer():
         assert found.messages[0] == ASK and found.messages[2] == ANSWER  # to the last space
 

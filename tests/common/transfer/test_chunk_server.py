@@ -80,8 +80,7 @@ def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
             if number % MAX_WAITING == 0:
                 time.sleep(0.005)  # so that they are not dropped as too many at once
         assert pulling.pull(server.endpoint) == DATA
-        to_deaf = server.load.served_bytes - len(DATA)
-        assert to_deaf < 500 * CHUNK_BYTES, "what it does not take piles up"
+        assert server.load.served_bytes - len(DATA) < 500 * CHUNK_BYTES, "what it does not take piles up"
         wait_until(lambda: server.load.num_children == 0, "its place to be free")
 
 
@@ -102,8 +101,8 @@ def test_receivers_without_progress_lose_their_places_for_good(wanted: str, monk
             number = 0
             while not over.wait(0.02):
                 root, offset, num_bytes = REQUESTS[wanted](number)
+                request = ChunkRequest(root=root, offset=offset, num_bytes=num_bytes)
                 for socket in (first, second):
-                    request = ChunkRequest(root=root, offset=offset, num_bytes=num_bytes)
                     socket.send(msgspec.msgpack.encode(request))
                     while wanted != "a chunk" and socket.poll(0):  # who asks for chunks never reads
                         socket.recv_multipart()
@@ -121,8 +120,7 @@ def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCap
         hostile.send(b"\xdd\xff\xff\xff\xff")
         hostile.send_multipart([b"", b"", b"x" * 4000])
         for offset, num_bytes in ((-1, 1), (2**63, 1), (0, CHUNK_BYTES + 1), (0, 0)):  # no file can seek to 2**63
-            request = ChunkRequest(root=BLOB.root, offset=offset, num_bytes=num_bytes)
-            hostile.send(msgspec.msgpack.encode(request))
+            hostile.send(msgspec.msgpack.encode(ChunkRequest(root=BLOB.root, offset=offset, num_bytes=num_bytes)))
         assert answer_to(hostile, 0) is ChunkStatus.HERE
         assert server.load.served_bytes == CHUNK_BYTES
         assert server.load.num_malformed == 6
