@@ -40,12 +40,9 @@ PLAIN, THOUGHT = "try ab a", "<think>\nab or a?\n</think>\n\ntry ab a"
 # Only thoughts cause any: a family drops those before the last question, or, as DeepSeek's, all of them. A thought that
 # Qwen3's template shows after a result is no branch. Without a thought, GLM's template adds an empty one.
 BRANCHES = {
-    "qwen2.5": {"question": (0, 0), "results": (0, 0)},
+    **{family: {"question": (0, 0)} for family in ("mistral", "gemma")},
+    **{family: {"question": (0, 0), "results": (0, 0)} for family in ("qwen2.5", "llama3", "phi")},
     "qwen3": {"question": (0, TURNS), "results": (0, 0)},
-    "llama3": {"question": (0, 0), "results": (0, 0)},
-    "mistral": {"question": (0, 0)},
-    "gemma": {"question": (0, 0)},
-    "phi": {"question": (0, 0), "results": (0, 0)},
     "glm": {"question": (TURNS, TURNS), "results": (TURNS, 0)},
     "deepseek": {"question": (TURNS, TURNS), "results": (TURNS, TURNS)},
 }

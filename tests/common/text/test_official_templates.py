@@ -56,11 +56,11 @@ REWRITES: dict[str, tuple[bool, bool | None, bool]] = {
 }
 REFUSED = {
     "cohere2": "cannot be used turn by turn",
-    "gptoss": "the chat template writes channels",
-    "idefics3": "does not render an assistant's message right after its generation prompt",
+    **dict.fromkeys(("gptoss", "muse_glimmer"), "the chat template writes channels"),
+    **dict.fromkeys(
+        ("idefics3", "smolvlm"), "does not render an assistant's message right after its generation prompt"
+    ),
     "llava_next": "the chat template in .* refuses the conversation",
-    "muse_glimmer": "the chat template writes channels",
-    "smolvlm": "does not render an assistant's message right after its generation prompt",
 }
 
 
