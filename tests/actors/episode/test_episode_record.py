@@ -18,17 +18,10 @@ def made_up(rng: random.Random, number: int) -> Completion:
     """Up to three tokens whose log-probability is their number's."""
     tokens = [rng.randrange(50) for _ in range(rng.randint(1, 3))]
     cut = rng.randrange(len(tokens))
-    return Completion(
-        tokens=tokens,
-        logprobs=[-1.0 - number] * len(tokens),
-        kept=kept_sets([[token] for token in tokens]),
-        version_spans=[
-            VersionSpan(start=start, stop=stop, policy_version=version)
-            for start, stop, version in ((0, cut, number), (cut, len(tokens), number + 1))
-            if start < stop
-        ],
-        finish_reason="stop",
-    )
+    parts = ((0, cut, number), (cut, len(tokens), number + 1))
+    spans = [VersionSpan(start=start, stop=stop, policy_version=each) for start, stop, each in parts if start < stop]
+    kept = kept_sets([[token] for token in tokens])
+    return replace(completion_of(tokens, [-1.0 - number] * len(tokens), kept=kept), version_spans=spans)
 
 
 def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_any_order() -> None:

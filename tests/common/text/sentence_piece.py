@@ -24,9 +24,7 @@ ZEPHYR = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-PHI3 = ZEPHYR.replace("eos_token + '\\n'", "'<|end|>\\n'").replace(
-    "{% endif %}", "{% else %}{{ eos_token }}{% endif %}"
-)
+PHI3 = ZEPHYR.replace("eos_token +", "'<|end|>' +").replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
 PHI3_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama 2": {"template": LLAMA2, "scheme": "prepend"},
