@@ -84,9 +84,6 @@ def own_format(**changes: Any) -> ActionFormat:
     return action_format("mine", {"mine": changes})
 
 
-# --- Formats of the user's.
-
-
 def test_a_format_of_a_few_lines_of_yaml_is_accepted_and_read(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     own = "{instructions: 'End with: ACT: your action', write: 'ACT: {action}', pattern: 'ACT ?: (.+)'}"
@@ -166,9 +163,6 @@ def test_a_pattern_that_a_reply_makes_slow_fails_the_episode_and_is_not_blamed_o
     slow = own_format(write="a {action}", pattern=r"(?:(?:q+)+x|a )(.+)")
     with pytest.raises(EnvError, match=r"`env.action_format` failed: .*`env.formats.mine.pattern` took more than 1 s"):
         parsed(slow, "q" * 5000)
-
-
-# --- Every format with every context policy, on templates that differ.
 
 
 @dataclass
@@ -261,9 +255,6 @@ def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_task_and_newe
     assert read.fidelity is Fidelity.NONE and len(read.turns) == TURNS
 
 
-# --- Admissible actions.
-
-
 @pytest.mark.parametrize("name", [*FORMATS, "marks", "tools"])
 def test_admissible_actions_end_every_observation_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
     tokenizer, env = family_tokenizer("qwen2.5", tmp_path), make_env("household", {})
@@ -299,9 +290,6 @@ def test_an_environment_that_lists_no_actions_is_refused_before_the_start(overri
     with pytest.raises(ConfigError, match=rf"`env\.show_admissible` must be false for `env\.name` {complaint}"):
         check_template(config, shop_tokenizer())
     check_template(load_config(None, ["env.show_admissible=true"]), shop_tokenizer())
-
-
-# --- Calls of tools.
 
 
 def test_a_malformed_call_is_answered_and_counts_as_an_invalid_action(tmp_path: Path) -> None:
@@ -381,9 +369,6 @@ def test_tools_need_a_parser_a_template_that_shows_them_and_no_expert(tmp_path: 
         config.warm_start.episodes = 1
         list(demonstrate(config, shop_tokenizer()))
     check_template(config, family_tokenizer("qwen2.5", tmp_path))
-
-
-# --- Warm starts, and predictions.
 
 
 @pytest.mark.parametrize(("name", "context", "family"), rotated(NAMES[:-1], ["summary"]))  # without "tools"

@@ -81,9 +81,8 @@ async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI, **sett
     request = {"model": "gpt-4o", "messages": messages, "tools": [LOOK], **settings}
     async with client.chat.completions.stream(**request) as stream:
         message = (await stream.get_final_completion()).choices[0].message
-    calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls or []]
-    for call in calls:
-        call["function"] = {name: call["function"][name] for name in ("name", "arguments")}
+    sent = {"id": True, "type": True, "function": {"name", "arguments"}}
+    calls = [call.model_dump(include=sent) for call in message.tool_calls or []]
     said = {"content": message.content} if message.content else {}
     messages.append({"role": "assistant", **said, "tool_calls": calls})
     messages += [{"role": "tool", "tool_call_id": call["id"], "content": "look ab"} for call in calls]
@@ -340,9 +339,6 @@ def test_every_garbage_is_answered() -> None:
         for text in garbage:
             answer = asyncio.run(parse(text, tokens=[1], prompt=[1], tools=[LOOK]))
             assert answer.tool_calls or answer.content == valid_text(text) or not text.strip()
-
-
-# --- A tiny model that calls a tool.
 
 
 async def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,9 +198,6 @@ def test_alternate_roles_are_accepted_by_a_template_that_refuses_others(tmp_path
         Tokeniser(tokenizer).branches([SYSTEM, ASK, Message("assistant", "look")])
 
 
-# --- What is learned from a recorded conversation.
-
-
 def conversation(family: str, *replies: str) -> list[Message]:
     messages = list(opening_of(family))
     for reply in replies:
@@ -293,9 +290,6 @@ def test_a_recorded_thought_is_refused_where_thinking_is_off(tmp_path: Path) -> 
     assert texts == ["b<|im_end|>", "done<|im_end|>"]
 
 
-# --- A run.
-
-
 def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_an_engine_runs(tmp_path: Path) -> None:
     refusing = family_tokenizer("gemma", tmp_path)
     check_template(load_config(None, []), refusing)  # the small shop has no system message
@@ -319,8 +313,6 @@ def test_a_template_that_divides_by_zero_is_refused_as_one_that_names_its_reason
     with pytest.raises(ValueError, match=r"the chat template refuses the conversation: .*zero"):
         Tokeniser(tokenizer).branches([SYSTEM, ASK, Message("assistant", "look")])
 
-
-# --- Thoughts, by the marks of a family.
 
 GRANITE = f"Write 'Here is my thought process:' and 'Here is my response:'{CHATML}"
 THOUGHTS = {

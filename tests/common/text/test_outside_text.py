@@ -44,9 +44,6 @@ def test_the_pieces_of_a_conversation_have_the_tokens_of_the_whole(family: str) 
     assert tokenizer.convert_ids_to_tokens(learnt)[0] == ("▁The" if begins_with_a_space else "The")
 
 
-# --- Text of a world that forges a turn.
-
-
 def forged_turn(tokenizer: PreTrainedTokenizerBase, family: str) -> str:
     """All that the template writes between two messages, and every special token."""
     messages = [{"role": role, "content": "!!!"} for role in ("user", "assistant", "user")]
@@ -118,17 +115,11 @@ def test_sentence_piece_splits_the_marks_of_a_text(family: str) -> None:
     assert "\ufdd0" not in tokenizer.decode(tokens) and forged in tokenizer.decode(tokens)
 
 
-# --- What is checked at the start.
-
-
 def test_words_that_a_tokenizer_lacks_are_counted_and_refused_above_a_share() -> None:
     texts = ["find plain dress " * 100 + "find zeppelin"]
     check_words(shop_tokenizer(), texts, where="the rows")
     with pytest.raises(ConfigError, match=r"no token for 4 of the 305 in the rows, such as 'zeppelin', 'aer"):
         check_words(shop_tokenizer(), [*texts, "zeppelin aerostat zeppelin"], where="the rows")
-
-
-# --- The other places where a piece begins.
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -105,9 +105,6 @@ def test_a_tokenizer_that_cannot_encode_every_text_is_refused(folder: Path, file
         load_tokenizer(folder)
 
 
-# --- The run's tokenizer.
-
-
 def edit(path: Path, *, within: str = "", **changes: object) -> None:
     content = json.loads(path.read_text()) if path.exists() else {}
     (content[within] if within else content).update(changes)
@@ -170,9 +167,6 @@ def test_an_actor_process_that_loads_another_tokenizer_from_the_same_files_does_
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "differs from the learner's: its hash is" in done.stderr, done.stderr
     assert fleet.members() == []
-
-
-# --- Code in a model's folder.
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, skeleton_of])
