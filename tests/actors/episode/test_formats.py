@@ -311,8 +311,7 @@ def test_a_malformed_call_is_answered_and_counts_as_an_invalid_action(tmp_path: 
 
 def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_path: Path) -> None:
     tokenizer = family_tokenizer("qwen2.5", tmp_path)
-    env = make_env("tools", {"profile": "small"})
-    prompts: list[str] = []
+    env, prompts = make_env("tools", {"profile": "small"}), list[str]()
 
     def solves(prompt: list[int], seed: int | None) -> list[int]:
         prompts.append(tokenizer.decode(prompt))

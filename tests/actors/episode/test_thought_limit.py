@@ -106,8 +106,7 @@ class Policy:
             probabilities = logits.softmax(-1)
             written.append(int(torch.multinomial(probabilities, 1, generator=chance)))
             logprobs.append(float(probabilities[written[-1]].log()))
-        reason = "stop" if written[-1] in self._ends else "length"
-        return completion_of(written, logprobs, finish_reason=reason)
+        return completion_of(written, logprobs, finish_reason="stop" if written[-1] in self._ends else "length")
 
 
 def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path: Path, ranks: Ranks) -> None:

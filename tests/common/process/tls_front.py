@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import socketserver
 import ssl
 import subprocess
 import threading
@@ -25,31 +26,25 @@ def tls_in_front_of(port: int, certificate: Path, key: Path) -> Iterator[int]:
     """The port where TLS is spoken; what comes through goes to `port` in the clear."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=_accept, args=(listener, context, port), daemon=True).start()
-        yield listener.getsockname()[1]
 
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            """One thread owns both directions: an SSLSocket is not for two."""
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port)) as plain,
+                context.wrap_socket(self.request, server_side=True) as secure,
+            ):
+                secure.settimeout(0.005)
+                plain.settimeout(0.005)
+                while _moved(secure, plain) and _moved(plain, secure):
+                    pass
 
-def _accept(listener: socket.socket, context: ssl.SSLContext, port: int) -> None:
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=_serve, args=(connection, context, port), daemon=True).start()
-
-
-def _serve(connection: socket.socket, context: ssl.SSLContext, port: int) -> None:
-    """One thread owns both directions: an SSLSocket is not for two."""
-    with (
-        contextlib.suppress(OSError),
-        socket.create_connection(("127.0.0.1", port)) as plain,
-        context.wrap_socket(connection, server_side=True) as secure,
-    ):
-        secure.settimeout(0.005)
-        plain.settimeout(0.005)
-        while _moved(secure, plain) and _moved(plain, secure):
-            pass
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 def _moved(source: socket.socket, target: socket.socket) -> bool:

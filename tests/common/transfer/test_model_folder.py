@@ -40,8 +40,7 @@ def saved(folder: Path, *files: dict[str, torch.Tensor]) -> str:
 
 def test_the_root_is_of_the_tensors_and_not_of_the_files(tmp_path: Path) -> None:
     whole = saved(tmp_path / "whole", TENSORS)
-    rest = {name: TENSORS[name] for name in ("b", "empty")}
-    assert saved(tmp_path / "split", rest, {"a": TENSORS["a"]}) == whole
+    assert saved(tmp_path / "split", {name: TENSORS[name] for name in ("b", "empty")}, {"a": TENSORS["a"]}) == whole
     (tmp_path / "whole" / "config.json").write_text("{}")
     assert folder_root(tmp_path / "whole") == whole
 
