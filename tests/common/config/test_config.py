@@ -26,11 +26,11 @@ QUICKSTART = str(Path(__file__).parents[3] / "conf" / "quickstart.yaml")
 def test_later_files_go_over_earlier_ones_and_overrides_over_all_with_lists_that_stay_lists(tmp_path: Path) -> None:
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
-    second.write_text("replay: {max_lag: 9, groups_per_step: 3}\noptim: {weight_decay: 0.5}\n")
-    overrides = ["replay.group_size=6", "optim.lr=3e-5", "optim.weight_decay=0.25", "env.options.profile=[a, b]"]
+    second.write_text("replay: {group_size: 5, groups_per_step: 3, max_lag: 9}\n")
+    overrides = ["replay.group_size=6", "optim.lr=3e-5", "env.options.profile=small", "env.options.task_types=[a]"]
     config = load_config(str(first), overrides, presets=[str(second)])
     assert (config.replay.group_size, config.replay.groups_per_step, config.replay.max_lag) == (6, 3, 9)
-    assert (config.optim.lr, config.optim.weight_decay, config.env.options) == (3e-5, 0.25, {"profile": ["a", "b"]})
+    assert (config.optim.lr, config.env.options) == (3e-5, {"profile": "small", "task_types": ["a"]})
 
 
 def test_the_defaults_are_a_configuration_and_an_empty_file_changes_nothing(tmp_path: Path) -> None:
