@@ -25,11 +25,11 @@ QUICKSTART = str(Path(__file__).parents[3] / "conf" / "quickstart.yaml")
 
 def test_later_files_go_over_earlier_ones_and_overrides_over_all_with_lists_that_stay_lists(tmp_path: Path) -> None:
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
-    first.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
-    second.write_text("replay: {group_size: 5, groups_per_step: 3, max_lag: 9}\n")
+    first.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\n  max_lag: 7\nenv: {options: {profile: full}}\n")
+    second.write_text("replay: {group_size: 5, max_lag: 9}\n")
     overrides = ["replay.group_size=6", "optim.lr=3e-5", "env.options.profile=small", "env.options.task_types=[a]"]
     config = load_config(str(first), overrides, presets=[str(second)])
-    assert (config.replay.group_size, config.replay.groups_per_step, config.replay.max_lag) == (6, 3, 9)
+    assert (config.replay.group_size, config.replay.groups_per_step, config.replay.max_lag) == (6, 2, 9)
     assert (config.optim.lr, config.env.options) == (3e-5, {"profile": "small", "task_types": ["a"]})
 
 
@@ -38,9 +38,7 @@ def test_the_defaults_are_a_configuration_and_an_empty_file_changes_nothing(tmp_
     assert load_config(str(tmp_path / "empty.yaml"), []) == load_config(None, []) == Config()
 
 
-def test_the_command_line_takes_several_files_and_prints_the_same_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_of_several_files_is_loaded_equally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset = str(Path(QUICKSTART).parent / "objective" / "gspo.yaml")
     assert main(["up", QUICKSTART, preset, "run.name=other", "optim.lr=0.25", "--print-config"]) == 0
     printed = tmp_path / "printed.yaml"
