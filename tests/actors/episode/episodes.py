@@ -44,7 +44,6 @@ def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7) -> A
         task=Task(env="shop", split="train", index=index),
         group_id=3,
         member=1,
-        attempt=0,
         actor="actor-0",
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
         seed=seed,
@@ -68,15 +67,10 @@ def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
 
 
 def completion_of(
-    tokens: list[int],
-    logprobs: list[float],
-    *,
-    kept: KeptSets | None = None,
-    policy_version: int = 0,
-    finish_reason: str = "stop",
+    tokens: list[int], logprobs: list[float], *, kept: KeptSets | None = None, finish_reason: str = "stop"
 ) -> Completion:
-    """What an engine answers, all of it by one version."""
-    spans = [VersionSpan(start=0, stop=len(tokens), policy_version=policy_version)]
+    """What an engine answers, all of it by version 0."""
+    spans = [VersionSpan(start=0, stop=len(tokens), policy_version=0)]
     return Completion(tokens=tokens, logprobs=logprobs, kept=kept, version_spans=spans, finish_reason=finish_reason)
 
 

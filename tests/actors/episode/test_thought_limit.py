@@ -128,8 +128,7 @@ def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path:
 
 
 def test_kept_sets_of_a_run_with_top_k_stay_beside_those_of_the_mark() -> None:
-    kept = kept_sets([[5, 7], [6, 8]])
-    first = completion_of([5, 6], [-1.0, -1.0], kept=kept, policy_version=3, finish_reason="length")
+    first = completion_of([5, 6], [-1.0, -1.0], kept=kept_sets([[5, 7], [6, 8]]), finish_reason="length")
     both = first.then(replace(first, tokens=[9], logprobs=[0.0], kept=kept_sets([[9]]), version_spans=[]))
     assert both.kept == kept_sets([[5, 7], [6, 8], [9]])
     assert both.first(1, finish_reason="stop").kept == kept_sets([[5, 7]])
