@@ -160,8 +160,7 @@ stops_after_a_call = partial(answers_one_call, then={}, stop=["</tool_call>"])
 
 
 async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [GO]
-    message = (await asked(client, messages, tool_choice="none")).message
+    message = (await asked(client, [GO], tool_choice="none")).message
     assert (message.content, message.tool_calls) == (CALL, None)
     return {"calls": 0.0}
 

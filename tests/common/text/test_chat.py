@@ -14,6 +14,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, Extension
 from slipstream.common.text.codec import end_tokens
+from tests.actors.episode.episodes import ids
 from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer
 
 TOKENIZER = merging_tokenizer(CHATML)
@@ -22,14 +23,10 @@ ASK = Message("user", "find plain dress")
 ANSWER = Message("user", "red small")
 
 
-def ids(text: str) -> list[int]:
-    return list(TOKENIZER.encode(text, add_special_tokens=False))
-
-
 def rendered(*messages: Message) -> list[int]:
     """What the template makes of the whole conversation at once."""
     conversation = [{"role": message.role, "content": message.content} for message in messages]
-    return ids(TOKENIZER.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+    return ids(TOKENIZER, TOKENIZER.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
 
 
 def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_path: Path) -> None:
@@ -40,7 +37,7 @@ def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_
     on_disk.save(str(tmp_path / "tokenizer.json"))
     chat = Chat(AutoTokenizer.from_pretrained(tmp_path))
     assert chat.open((SYSTEM, ASK)) == rendered(SYSTEM, ASK)
-    chat.reply(ids(f"search[red]{END}"))
+    chat.reply(ids(TOKENIZER, f"search[red]{END}"))
     assert len(chat.extend((Message("user", "x" * 300),)).tokens) > 300
 
 
@@ -55,7 +52,7 @@ def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_
 def test_the_end_of_turn_is_rendered_unless_it_was_sampled(sampled: str, action: str, rendered_end: str) -> None:
     chat = Chat(TOKENIZER)
     chat.open((ASK,))
-    assert chat.reply(ids(sampled)) == action
+    assert chat.reply(ids(TOKENIZER, sampled)) == action
     extension = chat.extend((ANSWER,))
     added = f"{rendered_end}\n<|im_start|>user\nred small{END}\n<|im_start|>assistant\n"
     assert TOKENIZER.decode(extension.tokens) == added and not extension.new_branch
@@ -75,7 +72,7 @@ def conversation(chat: Chat, num_turns: int) -> list[Extension]:
     chat.open((SYSTEM, ASK))
     extensions = []
     for turn in range(num_turns):
-        chat.reply(ids(f"click[{turn}]{END}"))
+        chat.reply(ids(TOKENIZER, f"click[{turn}]{END}"))
         extensions.append(chat.extend((Message("user", f"seen {turn}"),)))
     return extensions
 
@@ -84,7 +81,7 @@ def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_r
     extensions = conversation(Chat(TOKENIZER, model=ModelConfig(context="window", max_tokens=600)), 30)
     length, windows, kept_from = len(rendered(SYSTEM, ASK)), [], 0
     for turn, extension in enumerate(extensions):
-        length += len(ids(f"click[{turn}]")) + 1 + len(extension.tokens)
+        length += len(ids(TOKENIZER, f"click[{turn}]")) + 1 + len(extension.tokens)
         if not extension.new_branch:
             assert length <= 450  # three quarters
             continue
@@ -102,7 +99,7 @@ def test_a_window_keeps_the_last_turn_even_if_it_takes_more_than_half() -> None:
     chat = Chat(TOKENIZER, model=ModelConfig(context="window", max_tokens=300))
     chat.open((SYSTEM, ASK))
     for content, new_branch in (("x" * 200, False), ("y" * 200, True), ("z" * 200, True)):
-        chat.reply(ids(f"click[a]{END}"))
+        chat.reply(ids(TOKENIZER, f"click[a]{END}"))
         extension = chat.extend((Message("user", content),))
         assert extension.new_branch is new_branch
         said = (Message("assistant", "click[a]"), Message("user", content))
