@@ -162,8 +162,7 @@ async def test_a_client_of_an_environment_refuses_whatever_is_no_answer_and_name
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     env = far(url, "grid")
-    sound = [encode_message(Opened(replay_only=True))]
-    for wrong in garbage(6, 60, sound=sound):  # noqa: B007 - `answer` sends it
+    for wrong in garbage(6, 60, sound=[encode_message(Opened(replay_only=True))]):  # noqa: B007 - `answer` sends it
         with pytest.raises((EnvError, ValueError, NotImplementedError), match=url):
             await env.reset(TASK)
     await env.close()
