@@ -101,10 +101,7 @@ def poison(client: redis.Redis, run_id: str, numbers: range) -> None:
 def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_garbage_on_every_port(
     plane: Plane,
 ) -> None:
-    with (
-        plane.publishing(broadcast_timeout_s=3.0) as publisher,
-        following(plane.info("a", "broadcast")) as received,
-    ):
+    with plane.publishing(broadcast_timeout_s=3.0) as publisher, following(plane.info("a", "broadcast")) as received:
 
         def arrives(version: int) -> None:
             publish_whole(publisher, weights(version), policy_version=version)

@@ -103,43 +103,22 @@ class Views:
 
 
 def make_buffer(
-    client: redis.Redis,
-    run_id: str,
-    *,
-    lease_ttl_s: float = 600.0,
-    max_attempts: int = 3,
-    compress: bool = False,
-    stream: str = "train",
+    client: redis.Redis, run_id: str, *, lease_ttl_s: float = 600.0, stream: str = "train", **settings: Any
 ) -> Views:
-    replay = ReplayConfig(max_attempts=max_attempts, compress=compress)
+    replay = ReplayConfig(**{"max_attempts": 3} | settings)
     replay.lease_ttl_s = lease_ttl_s  # afterwards, so that it may be shorter than a configuration allows
     return Views(client, run_id, replay, vocab_size=100, stream=stream)
 
 
-def ticket(
-    group_id: int,
-    *,
-    num_members: int = 2,
-    min_policy_version: int = 0,
-    preferred_policy_version: int = 0,
-    env: str = "shop",
-    is_judged: bool = False,
-    num_trees: int = 0,
-    max_fork_turn: int = 0,
-    search: str = "",
-) -> Ticket:
+def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0, env: str = "shop", **of: Any) -> Ticket:
     return Ticket(
         group_id=group_id,
         task=Task(env=env, split="train", index=group_id),
         num_members=num_members,
         min_policy_version=min_policy_version,
-        preferred_policy_version=preferred_policy_version,
         sampling=SAMPLING,
         seed=7,
-        is_judged=is_judged,
-        num_trees=num_trees,
-        max_fork_turn=max_fork_turn,
-        search=search,
+        **of,
     )
 
 

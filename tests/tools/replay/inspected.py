@@ -1,7 +1,7 @@
 """A run for tests of `slipstream replay`: groups on a real server, and their tokenizer in a folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from slipstream.tools.cli.cli import main
 from tests.actors.episode.spoken import spoken
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.replay.buffer.every_verb import FACTS
-from tests.replay.records.attempts import Views, ticket
+from tests.replay.records.attempts import Views, leased, ticket
 
 ASK = Message("user", "find plain dress")
 VOCAB_SIZE = 300
@@ -45,8 +45,7 @@ class Inspected:
 
     def archive(self, step: int, groups: list[Group]) -> None:
         writer = ArchiveWriter(RunDir(self.root, self.run_id).trajectories, self.run_id, epoch=1)
-        made = ArchivedStep(step=step, policy_version=4, conditions={}, groups=groups)
-        writer.append(made)
+        writer.append(ArchivedStep(step=step, policy_version=4, conditions={}, groups=groups))
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """What `slipstream replay` prints with `arguments`, on stderr where it refuses."""
@@ -77,12 +76,10 @@ class Inspected:
         policy_version: int = 4,
         actor: str = "actor-0",
         heard: str = "red small",
-        part_values: Mapping[str, float] = {},
-        duration_s: float = 0.5,
+        **recorded: Any,
     ) -> None:
-        """Lease the oldest queued group and store `members`, or all of them."""
-        lease = self.buffer.actor.lease(actor)
-        assert lease is not None
+        """Lease the oldest queued group and store `members`, or all of them, with these fields of a trajectory."""
+        lease = leased(self.buffer, actor)
         for member in lease.missing if members is None else members:
             trajectory = spoken(
                 byte_tokenizer(CHATML),
@@ -97,5 +94,5 @@ class Inspected:
                 actor=actor,
                 policy_version=policy_version,
             )
-            trajectory = msgspec.structs.replace(trajectory, part_values=dict(part_values), duration_s=duration_s)
+            trajectory = msgspec.structs.replace(trajectory, **recorded)
             assert self.buffer.actor.insert(lease, trajectory) is InsertResult.STORED

@@ -8,9 +8,9 @@ from tests.common.text.small_tokenizer import byte_tokenizer
 from tests.tools.replay.inspected import Inspected
 
 
-def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> list[dict[str, object]]:
-    inspected("export", str(inspected.root / name), "--force", *options)
-    return [json.loads(line) for line in (inspected.root / name).read_text().splitlines()]
+def exported(inspected: Inspected, *options: str) -> list[dict[str, object]]:
+    inspected("export", str(inspected.root / "rows.jsonl"), "--force", *options)
+    return [json.loads(line) for line in (inspected.root / "rows.jsonl").read_text().splitlines()]
 
 
 def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: Inspected) -> None:
@@ -69,28 +69,24 @@ def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
     assert "no step from 6 to 9 is archived" in inspected(*none, code=2)
 
 
-def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspected) -> None:
-    inspected.filled(1)
-    path = inspected.root / "rows.jsonl"
-    path.write_text("precious")
-    complaint = inspected("export", str(path), code=2)
-    assert "exists; choose another file, or overwrite it with --force" in complaint
-    assert path.read_text() == "precious"
-    inspected("export", str(path), "--force")
-    assert len(path.read_text().splitlines()) == 2
-
-
-def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(inspected: Inspected) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_an_old_one_is_kept_unless_asked(inspected: Inspected) -> None:
     inspected.open(1)
     path = inspected.root / "rows.jsonl"
     assert f"nothing is written to {path}: no trajectory matches" in inspected("export", str(path), code=2)
     said = inspected("export", str(inspected.root / "nowhere" / "rows.jsonl"), code=2)
     assert "is not a directory; create it, or choose another" in said
+    assert "the file name must end in .jsonl or .parquet, got rows.csv" in inspected("export", "rows.csv", code=2)
     assert not list(inspected.root.glob("rows*"))
     inspected.fill()
     path.mkdir()
     assert f"cannot write {path}" in inspected("export", str(path), "--force", code=2)
     assert list(inspected.root.glob("rows*")) == [path]
+    path.rmdir()
+    path.write_text("precious")
+    complaint = inspected("export", str(path), code=2)
+    assert "exists; choose another file, or overwrite it with --force" in complaint
+    assert path.read_text() == "precious"
+    assert len(exported(inspected)) == 2
 
 
 def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspected) -> None:
@@ -114,11 +110,3 @@ def test_a_group_that_is_trained_while_it_is_exported_is_not_called_unreadable(i
     assert next(groups).ticket.group_id == 2
     inspected.buffer.learner.settle(1)  # group 1 leaves, and its page is read already
     assert list(groups) == []
-
-
-def test_what_cannot_be_read_is_left_out_and_counted(inspected: Inspected) -> None:
-    inspected.filled(1)
-    [blob] = inspected.client.scan_iter(f"slipstream:{{{inspected.run_id}}}:train:blob:1:0:*")
-    inspected.client.set(blob, b"rubbish")
-    said = inspected("export", str(inspected.root / "rows.jsonl"))
-    assert "1 trajectories" in said and "1 unreadable payloads are left out" in said

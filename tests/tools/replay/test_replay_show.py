@@ -6,7 +6,6 @@ import re
 import pytest
 
 from slipstream.common.process.run_dir import RunDir
-from slipstream.replay.records.keys import key
 from tests.common.text.small_tokenizer import END
 from tests.tools.replay.inspected import Inspected
 
@@ -15,7 +14,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 HOSTILE = "\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028[bold red]loud[/] :bomb:\nturn 9: reward task 100; valid action"
 
 
-def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
+def test_a_trajectory_is_shown_turn_by_turn_and_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
     inspected.filled(1)
     said = inspected("show", "1", "1")
     lines = said.splitlines()
@@ -31,9 +30,6 @@ def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
     assert "log-probability -0.500 mean, -0.500 minimum, 0.25 s" in said
     assert "turn 1: reward task 1; valid action, ended by stop, environment 0.12 s" in lines
 
-
-def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
-    inspected.filled(1)
     [facts] = inspected.json("show", "1", "0")
     assert (facts["group_id"], facts["member"], facts["state"], facts["return"]) == (1, 0, "ready", 0.0)
     first, second = facts["turns"]
@@ -44,18 +40,13 @@ def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
     assert facts["sampling"]["temperature"] == 1.0 and facts["instance_kind"] == "reserved"
 
 
-def test_a_number_that_json_does_not_have_is_null(inspected: Inspected) -> None:
-    inspected.filled(1, duration_s=math.inf)
-    [facts] = inspected.json("show", "1", "0")
-    assert facts["duration_s"] is None and facts["return"] == 0.0
-
-
-def test_what_the_parts_of_a_reward_measured_is_shown(inspected: Inspected) -> None:
-    inspected.filled(1, part_values={"clear": 0.75, "long": 0.0})
+def test_the_parts_of_a_reward_are_shown_and_a_number_that_json_does_not_have_is_null(inspected: Inspected) -> None:
+    inspected.filled(1, part_values={"clear": 0.75, "long": 0.0}, duration_s=math.inf)
     said = inspected("show", "1", "0")
     assert "parts of the reward, without their weights: clear 0.75, long 0; 0.00 s" in said
     [facts] = inspected.json("show", "1", "0")
     assert facts["part_values"] == {"clear": 0.75, "long": 0.0}
+    assert facts["duration_s"] is None and facts["return"] == 0.0
 
 
 def test_a_group_is_shown_member_by_member(inspected: Inspected) -> None:
@@ -94,16 +85,22 @@ def test_hostile_words_do_nothing_in_a_terminal_either(inspected: Inspected, mon
     assert not [line for line in table.splitlines() if not line.isprintable()] and "[red]" in table
 
 
-def test_a_payload_that_cannot_be_read_is_named_with_its_sender(inspected: Inspected) -> None:
+def test_a_payload_that_cannot_be_read_is_left_out_and_named_with_its_sender(inspected: Inspected) -> None:
     inspected.filled(1, actor="actor-7")
-    [blob] = inspected.client.scan_iter(f"{key(inspected.run_id, 'train', 'blob')}:1:0:*")
-    inspected.client.set(blob, b"rubbish")
+    inspected.client.set(inspected.buffer.names("blob:1:0")[0], b"rubbish")
     said = inspected("show", "1")
     assert "member 0 cannot be read: frame of 7 bytes is shorter than its header" in said and "sent by actor-7" in said
     assert "member 0 of group 1 cannot be shown: frame of 7 bytes" in inspected("show", "1", "0", code=2)
+    said = inspected("export", str(inspected.root / "rows.jsonl"))
+    assert "1 trajectories" in said and "1 unreadable payloads are left out" in said
+    assert inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9) == []
+    [poison] = inspected.json("quarantined")
+    assert (poison["group_id"], poison["member"], poison["actor"]) == (1, 0, "actor-7")
+    assert "actor-7" in inspected("quarantined")
 
 
-def test_a_group_or_member_that_is_not_stored_is_reported_with_those_that_are(inspected: Inspected) -> None:
+def test_a_run_group_or_member_that_is_not_there_is_reported_with_those_that_are(inspected: Inspected) -> None:
+    assert "`run.name` missing is not on this Redis server" in inspected("groups", "run.name=missing", code=2)
     inspected.filled(1, members=(0,))
     complaint = inspected("show", "5", code=2)
     assert f"group 5 is not in the train stream of {inspected.run_id}: it is not in Redis, and the archive" in complaint
@@ -120,16 +117,12 @@ def test_a_model_that_is_not_on_this_host_is_named_with_the_way_out(inspected: I
     assert "turn 1: reward task 0" in inspected("show", "1", "0", f"model.path={elsewhere}")
 
 
-def archived(inspected: Inspected) -> None:
-    """Train step 4 on group 1, which then is in the archive alone."""
+def test_a_trained_group_is_shown_from_its_archive_without_a_server_and_damage_is_named(inspected: Inspected) -> None:
+    """Step 4 was trained on group 1, which is in the archive alone."""
     inspected.filled(1)
     inspected.archive(4, inspected.buffer.learner.claim(4, 1, policy_version=4, max_lag=9))
     inspected.buffer.learner.settle(4)
-    assert inspected.buffer.learner.ledger().trained == 1
-
-
-def test_a_trained_group_is_shown_from_the_archive_also_without_a_server(inspected: Inspected) -> None:
-    archived(inspected)
+    assert inspected.buffer.ledger.trained == 1
     alone = ("redis.url=redis://127.0.0.1:1", f"model.path={inspected.root / 'model'}")
     for settings in ((), alone):
         said = inspected("show", "1", "1", *settings)
@@ -137,11 +130,7 @@ def test_a_trained_group_is_shown_from_the_archive_also_without_a_server(inspect
     complaint = inspected("show", "7", *alone, code=2)
     assert "group 7 is not in the train stream" in complaint and "no server answers" in complaint
     assert "trajectories has steps 4 to 4" in complaint
-
-
-@pytest.mark.parametrize("size", [0, 40])
-def test_a_damaged_archive_is_named(inspected: Inspected, size: int) -> None:
-    archived(inspected)
     [path] = RunDir(inspected.root, inspected.run_id).trajectories.iterdir()
-    path.write_bytes(path.read_bytes()[:size])
-    assert str(path) in inspected("show", "1", code=2)
+    for size in (40, 0):
+        path.write_bytes(path.read_bytes()[:size])
+        assert str(path) in inspected("show", "1", code=2)
