@@ -110,19 +110,17 @@ def test_only_what_was_preempted_is_handed_in(buffer: Views) -> None:
         buffer.actor.insert(lease, buffer.partial(lease, 0))
 
 
+FAILED = {"stop_reason": StopReason.ENV_ERROR, "outcome": Outcome.ENV_FAILURE}
+WARMER = {"sampling": msgspec.structs.replace(SAMPLING, temperature=2.0)}
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         ({"run_id": "another run"}, "the ticket's is"),
         ({"member": 5}, "member is 5, expected 0 to 1"),
-        (
-            {"stop_reason": StopReason.ENV_ERROR, "outcome": Outcome.ENV_FAILURE},
-            r"outcome is env_failure, expected policy: .* report the others with fail\(\)",
-        ),
-        (
-            {"sampling": msgspec.structs.replace(SAMPLING, temperature=2.0)},
-            r"temperature=2.0.*the ticket's is.*temperature=1.0",
-        ),
+        (FAILED, r"outcome is env_failure, expected policy: .* report the others with fail\(\)"),
+        (WARMER, r"temperature=2.0.*the ticket's is.*temperature=1.0"),
         ({"turns": [turn(2, 4, rewards={"purchase": np.float64(0.0)})]}, "cannot be encoded: "),
         ({"turns": [turn(2, 4, rewards={"half \ud83d": 0.0})]}, "cannot be encoded: "),
     ],

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import MAX_REWARD, Outcome
 from slipstream.replay.records.keys import RunForgotten
+from slipstream.replay.records.scripts import Script
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.records.attempts import Views, earning, leased, make_buffer, ticket
@@ -87,6 +89,23 @@ def test_scripts_survive_a_server_that_forgot_them(buffer: Views) -> None:
     buffer.insert(lease, 1)
     buffer.client.script_flush()
     assert buffer.claim() == [0]
+
+
+def test_a_script_that_is_forgotten_between_load_and_call_is_sent_again(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(redis_client, f"return '{run_id}'")
+    sent: list[str] = []
+
+    def load(text: str) -> None:
+        sent.append(text)
+        if len(sent) == 3:
+            monkeypatch.undo()
+            redis_client.script_load(text)
+
+    monkeypatch.setattr(redis_client, "script_load", load)
+    assert script(keys=["key"]) == run_id.encode()
+    assert sent == 3 * [script.text]
 
 
 def test_a_full_server_makes_inserts_wait_and_still_drains(tmp_path: Path, run_id: str) -> None:

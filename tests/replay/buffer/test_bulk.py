@@ -1,9 +1,9 @@
 """The bulk path: what is stored and read comes whole and in order, whatever the connection and the server do."""
 
 import socket
-import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -20,6 +20,7 @@ from slipstream.replay.records.ticket import InsertResult, Lease
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 MAX_BYTES = 3 * CHUNK_BYTES
+SIZES = st.none() | st.integers(0, 200) | st.integers(CHUNK_BYTES - 50, CHUNK_BYTES + 50) | st.just(MAX_BYTES)
 
 
 @pytest.fixture
@@ -47,13 +48,7 @@ def store_all(client: redis.Redis, run_id: str, sizes: list[int | None]) -> tupl
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sizes=st.lists(
-        st.none() | st.integers(0, 200) | st.integers(CHUNK_BYTES - 50, CHUNK_BYTES + 50) | st.just(MAX_BYTES),
-        min_size=1,
-        max_size=6,
-    )
-)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=6))
 def test_payloads_come_whole_and_in_order(
     bulk_path: Bulk, redis_client: redis.Redis, run_id: str, sizes: list[int | None]
 ) -> None:
@@ -176,7 +171,9 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
     assert (why.member, why.actor, why.reason) == (1, "mallory", f"{(1 << 20) + 1} bytes, the limit is 4000")
 
 
-def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_client: redis.Redis, run_id: str) -> None:
+def test_a_buffer_that_compresses_holds_less_gives_back_the_same_and_limits_what_a_payload_becomes(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = make_buffer(redis_client, run_id, compress=True)
     lease = begun(buffer, 2)
     sent = [buffer.attempt(lease, member, num_sampled=2000) for member in (0, 1)]
@@ -184,30 +181,15 @@ def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_clien
     assert redis_client.strlen(key(run_id, "train", "blob", 0, 1, 0, lease.fence)) < 2000
     (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     assert group.trajectories == sent
-
-
-def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
-    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 10_000)
-    buffer = make_buffer(redis_client, run_id, compress=True)
-    lease = begun(buffer, 2)
     with pytest.raises(InvalidTrajectory, match="bytes, the limit is 10000"):
-        buffer.actor.insert(lease, buffer.attempt(lease, 0, num_sampled=2000))
+        buffer.actor.insert(lease, sent[0])
 
 
 def test_threads_share_it(buffer: Views) -> None:
     lease = buffer.begin(ticket(0, num_members=16))
-    results: list[InsertResult] = []
-
-    def insert(members: range) -> None:
-        results.extend(buffer.actor.insert(lease, buffer.attempt(lease, member)) for member in members)
-
-    threads = [threading.Thread(target=insert, args=(range(start, 16, 4),)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda member: buffer.actor.insert(lease, buffer.attempt(lease, member)), range(16)))
     assert results == [InsertResult.STORED] * 16
     assert buffer.claim() == [0]
 

@@ -8,7 +8,6 @@ import fcntl
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,31 +51,21 @@ class AtCommit:
 
 
 @pytest.mark.parametrize(
-    ("judge", "witness", "num_blobs", "num_inserted"),
-    [
-        (Nth(Fault.SWALLOW, only=b"SET"), Fault.SWALLOW, 0, 0),
-        (AtCommit(Fault.SWALLOW), Fault.SWALLOW, 1, 0),
-        (AtCommit(Fault.WITHHOLD_REPLY), Fault.WITHHOLD_REPLY, 1, 1),
-    ],
+    ("fault", "num_blobs", "num_inserted"),
+    [(Fault.SWALLOW, 0, 0), (Fault.SWALLOW, 1, 0), (Fault.WITHHOLD_REPLY, 1, 1)],
     ids=["before the payload", "between payload and commit", "after the commit, before the reply"],
 )
 def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
-    judge: Callable[[list[bytes]], Fault],
-    witness: Fault,
-    num_blobs: int,
-    num_inserted: int,
-    tmp_path: Path,
-    server: Server,
-    run_id: str,
+    fault: Fault, num_blobs: int, num_inserted: int, tmp_path: Path, server: Server, run_id: str
 ) -> None:
     with connect(server.secret_url) as client, Proxy(server.port) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=4.0)
         know_the_scripts(client)
         buffer = views_of(cast, client).start(ticket(0, num_members=2))
-        proxy.judge = judge
+        proxy.judge = AtCommit(fault) if num_blobs else Nth(fault, only=b"SET")
         victim = cast.stand_in("actor-victim")
         victim.start()
-        wait_until(lambda: proxy.done[witness] == 1, "the insert is held where it is")
+        wait_until(lambda: proxy.done[fault] == 1, "the insert is held where it is")
         victim.send(signal.SIGKILL)
         victim.wait(DEADLINE_S)
         assert victim.exit_code == -signal.SIGKILL

@@ -80,26 +80,18 @@ def jump(client: redis.Redis, clock: Clock, difference_s: int) -> None:
 
 
 @pytest.mark.parametrize("difference_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
-def test_the_group_of_an_actor_that_died_is_given_to_the_next(
-    difference_s: int, client: redis.Redis, clock: Clock, run_id: str
-) -> None:
-    buffer = make_buffer(client, run_id, lease_ttl_s=LEASE_TTL_S).start(ticket(0))
-    died = buffer.actor.lease("dead")
-    jump(client, clock, difference_s)
-    wait_until(lambda: buffer.actor.lease("heir") is not None, "the dead actor's lease ends")
-    assert died is not None and buffer.ledger.expired_leases == 1
-    assert buffer.audit() == []
-
-
-@pytest.mark.parametrize("difference_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
-def test_a_member_that_died_is_gone_after_its_time(
+def test_a_member_that_died_is_gone_after_its_time_and_its_group_is_given_to_the_next(
     difference_s: int, client: redis.Redis, clock: Clock, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_module, "MEMBER_TTL_S", LEASE_TTL_S)
     fleet, bulletin = Fleet(client, run_id), Bulletin(client, run_id)
+    buffer = make_buffer(client, run_id, lease_ttl_s=LEASE_TTL_S).start(ticket(0))
     fleet.beat(member("dead"))
     bulletin.join_broadcast("dead", ttl_s=LEASE_TTL_S)
+    assert buffer.actor.lease("dead") is not None
     jump(client, clock, difference_s)
+    wait_until(lambda: buffer.actor.lease("heir") is not None, "the dead actor's lease ends")
+    assert buffer.ledger.expired_leases == 1 and buffer.audit() == []
 
     def only_the_other_is_left() -> bool:
         fleet.beat(member("alive"))

@@ -21,7 +21,7 @@ from slipstream.replay.fleet.fleet import Fleet, Refusal, RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.diagnosis import FAULT_S, FINDERS, Diagnosis, Facts, diagnose, diagnose_records
 from slipstream.replay.run.equal_returns import Outlook, outlook
-from slipstream.replay.run.observer import WINDOW_S, Observer
+from slipstream.replay.run.observer import WINDOW_S, Observer, last_error, last_line
 from slipstream.tools.run.up import LineReporter
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER
@@ -63,6 +63,7 @@ def made_step(number: int, **changes: float) -> dict[str, Any]:
 
 
 Provoke = Callable[[Scene], None]
+DEATH = "the engine process ended with exit code -6"
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def break_the_environment(scene: Scene) -> None:
 def kill_two_engines(scene: Scene) -> None:
     scene.buffer.learner.open([ticket(0)])
     for _ in range(2):
-        scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
+        scene.buffer.actor.release(leased(scene.buffer), death=DEATH)
 
 
 def offer(version: int) -> Provoke:
@@ -139,10 +140,7 @@ def stand_still(scene: Scene) -> None:
 FAULTS: dict[str, tuple[Provoke, str]] = {
     "the learner ended with an error": (in_state(RunState.FAILED), "slipstream up --resume"),
     "actors refuse the weights": (refuse_the_weights, "1 actors refuse version -1; a: version 0 is refused by its"),
-    "engines die": (
-        kill_two_engines,
-        "2 attempts were given up; the last death: the engine process ended with exit code -6; read the log",
-    ),
+    "engines die": (kill_two_engines, f"2 attempts were given up; the last death: {DEATH}; read the log"),
     "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
     "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
     "actors have old weights": (offer(7), "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
@@ -223,7 +221,7 @@ def fail_now_and_then(scene: Scene) -> None:
 
 
 def lose_an_engine_once(scene: Scene) -> None:
-    scene.buffer.actor.release(scene.buffer.begin(ticket(0)), death="the engine process ended with exit code -6")
+    scene.buffer.actor.release(scene.buffer.begin(ticket(0)), death=DEATH)
 
 
 def refuse_older_weights(scene: Scene) -> None:
@@ -275,37 +273,22 @@ def test_every_finder_has_a_case_in_which_all_is_well() -> None:
     assert {name.partition(" ")[0] for name in WELL} == {find.__name__ for find in FINDERS}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("success", "mean_return", "expected"),
-    [
-        (1.0, 1.0, Outlook.SOLVED),
-        (0.95, 0.2, Outlook.SOLVED),
-        (0.0, 0.0, Outlook.HOPELESS),
-        (0.0, -1.0, Outlook.HOPELESS),
-        (0.0, 0.5, Outlook.STUCK),
-        (0.5, 0.5, Outlook.STUCK),
-    ],
-)
-def test_solved_hopeless_and_stuck_are_told_apart(success: float, mean_return: float, expected: Outlook) -> None:
-    assert outlook(success=success, mean_return=mean_return) is expected
+def test_solved_hopeless_and_stuck_are_told_apart() -> None:
+    assert outlook(success=1.0, mean_return=1.0) is outlook(success=0.95, mean_return=0.2) is Outlook.SOLVED
+    assert outlook(success=0.0, mean_return=0.0) is outlook(success=0.0, mean_return=-1.0) is Outlook.HOPELESS
+    assert outlook(success=0.0, mean_return=0.5) is outlook(success=0.5, mean_return=0.5) is Outlook.STUCK
 
 
 def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
-    facts = Facts(
-        config=Config(),
-        state=RunState.TRAINING,
-        ledger=ledger_of({}),
-        steps=[made_step(number, **SOLVED, **{"optim/grad_norm": 0.0}) for number in range(1, 6)],
-        now_s=time.time(),
-    )
+    steps = [made_step(number, **SOLVED, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
+    facts = Facts(config=Config(), state=RunState.TRAINING, ledger=ledger_of({}), steps=steps, now_s=time.time())
     assert diagnose_records(facts).cause == "neither side waits much"
 
 
 def test_a_run_in_order_has_no_fault(scene: Scene) -> None:
     scene.play(40, rewards=(0.0, 1.0))
-    assert str(scene.diagnosis()) == (
-        "neither side waits much: the learner was busy for 75% of the last 5 steps, with 1 actors; leave it"
-    )
+    said = "neither side waits much: the learner was busy for 75% of the last 5 steps, with 1 actors; leave it"
+    assert str(scene.diagnosis()) == said
 
 
 @pytest.mark.parametrize(
@@ -385,3 +368,21 @@ def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scen
     for said, seconds in (("40 of 200, about 80 s more; 0.311", 70), ("80 of 200, about 60 s more; 0.291", 5)):
         log.write_text(f"INFO warm start, steps: {said} nats per token\n")
         assert report(seconds) == [f"the learner starts: INFO warm start, steps: {said} nats per token"], "each once"
+
+
+LOG = """2026-11-29 07:51:16,001 INFO the model is loaded
+2026-11-29 07:51:17,001 ERROR it failed
+ValueError: 3 is too many
+2026-11-29 07:51:18,001 WARNING it continues
+Writing shards:   0%|          | 0/1 [00:00<?, ?it/s]\rWriting shards: 100%|##########| 1/1 [00:00<00:00]
+"""
+
+
+def test_what_a_process_logged_last_is_quoted_without_its_time_and_never_as_a_bar_of_progress(tmp_path: Path) -> None:
+    log = tmp_path / "learner.log"
+    log.write_text(LOG)
+    assert last_line(log) == "WARNING it continues"
+    assert last_error(log) == "ValueError: 3 is too many"
+    log.write_text(LOG.splitlines()[0])
+    assert last_line(log) == "the model is loaded"
+    assert last_line(tmp_path / "missing.log") == ""

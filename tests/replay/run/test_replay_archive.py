@@ -78,17 +78,14 @@ def test_where_a_learner_came_back_and_kept_sets_are_archived_with_a_step(tmp_pa
     assert Archive(tmp_path, RUN).read(1, **LIMITS) == later
 
 
-def test_a_run_without_an_archive_has_no_step(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "nowhere", RUN)
-    assert archive.last_step == 0
-    with pytest.raises(ArchiveError, match="has no step 1; no step can be trained again without it"):
-        archive.read(1, **LIMITS)
-
-
-def test_a_missing_step_is_named_with_the_way_out(folder: Path) -> None:
+def test_a_missing_step_is_named_with_the_way_out_and_a_run_without_an_archive_has_none(folder: Path) -> None:
     file_of(folder, 2).unlink()
     with pytest.raises(ArchiveError, match=r"has no step 2; set learner\.steps=1 to train only the steps before it"):
         Archive(folder, RUN).conditions(2)
+    none = Archive(folder / "nowhere", RUN)
+    assert none.last_step == 0
+    with pytest.raises(ArchiveError, match="has no step 1; no step can be trained again without it"):
+        none.read(1, **LIMITS)
 
 
 def test_a_learner_that_resumes_cuts_what_came_after_its_checkpoint(folder: Path) -> None:
@@ -205,20 +202,14 @@ def test_a_bomb_costs_no_more_than_a_trajectory_may(folder: Path) -> None:
         Archive(folder, RUN).read(1, vocab_size=100, max_group_bytes=2000)
 
 
-def test_a_step_that_lost_a_group_is_refused(folder: Path) -> None:
-    path = file_of(folder, 1)
-    frames = list(read_frames(path))
-    with path.open("wb") as file:
-        write_frames(file, _with_hash(frames[:-2]))
-    with pytest.raises(ArchiveError, match="it holds 1 groups, and its header declares 2"):
-        Archive(folder, RUN).read(1, **LIMITS)
-
-
-def test_a_header_of_another_kind_is_refused(folder: Path) -> None:
-    with file_of(folder, 1).open("wb") as file:
-        write_frames(file, _with_hash([encode(ticket(1))]))
-    with pytest.raises(ArchiveError, match="not a _Header"):
-        Archive(folder, RUN).read(1, **LIMITS)
+def test_a_step_that_lost_a_group_or_has_a_header_of_another_kind_is_refused(folder: Path) -> None:
+    short = list(read_frames(file_of(folder, 1)))[:-2]
+    other = [encode(ticket(1))]
+    for frames, complaint in ((short, "it holds 1 groups, and its header declares 2"), (other, "not a _Header")):
+        with file_of(folder, 1).open("wb") as file:
+            write_frames(file, _with_hash(frames))
+        with pytest.raises(ArchiveError, match=complaint):
+            Archive(folder, RUN).read(1, **LIMITS)
 
 
 def test_a_full_disk_is_said_aloud_and_leaves_whole_steps_only(folder: Path) -> None:
