@@ -20,50 +20,15 @@ from tests.replay.records.attempts import leased, make_buffer, partial_of, ticke
 FACTS = RunFacts(
     config_yaml="", model_path="/models/tiny", model_files=[], own_modules={}, vocab_size=100, tokenizer_root="root"
 )
-MEMBER = Member(
-    name="a",
-    host="host",
-    instance_kind="spot",
-    price_per_hour=0.5,
-    engine="scripted",
-    transport="pull",
-    policy_version=3,
-    num_episodes=8,
-    max_episodes=16,
-    used_slots=8.0,
-    generated_tokens=0,
-    kept_tokens=0,
-    tokens_per_s=12.5,
-    kv_use=0.25,
-    state=MemberState.SERVING,
-    started_at_s=1.7e9,
-    served_s=60.0,
-    last_pause_s=0.01,
-    num_refreshes=2,
-    refusal=None,
-)
-GROUP = BroadcastGroup(
-    number=1,
-    backend="gloo",
-    host="127.0.0.1",
-    actors=["a"],
-    blob=Blob(root="root", num_bytes=1),
-    chunk_bytes=1024,
-    deadline_s=1.0,
-    stall_s=1.0,
-)
-RELAY = RelayNotice(
-    name="r",
-    host="host",
-    endpoint="tcp://127.0.0.1:3",
-    roots=["root"],
-    policy_version=1,
-    num_children=0,
-    fan_out=8,
-    fetched_bytes=0,
-    served_bytes=0,
-    num_corrupt=0,
-)
+ACTOR = {"host": "host", "instance_kind": "spot", "price_per_hour": 0.5, "engine": "scripted", "transport": "pull"}
+PLAYED = {"num_episodes": 8, "max_episodes": 16, "used_slots": 8.0, "generated_tokens": 0, "kept_tokens": 0}
+MEASURED = {"tokens_per_s": 12.5, "kv_use": 0.25, "started_at_s": 1.7e9, "served_s": 60.0, "last_pause_s": 0.01}
+SERVING = {"policy_version": 3, "num_refreshes": 2, "state": MemberState.SERVING, "refusal": None}
+MEMBER = Member(name="a", **ACTOR, **PLAYED, **MEASURED, **SERVING)
+GLOO = {"backend": "gloo", "host": "127.0.0.1", "chunk_bytes": 1024, "deadline_s": 1.0, "stall_s": 1.0}
+GROUP = BroadcastGroup(number=1, actors=["a"], blob=Blob(root="root", num_bytes=1), **GLOO)
+SERVED = {"num_children": 0, "fan_out": 8, "fetched_bytes": 0, "served_bytes": 0, "num_corrupt": 0}
+RELAY = RelayNotice(name="r", host="host", endpoint="tcp://127.0.0.1:3", roots=["root"], policy_version=1, **SERVED)
 
 
 def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, viewer: redis.Redis) -> None:

@@ -125,16 +125,9 @@ def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0, 
 def turn(
     start: int, stop: int, reward: float = 0.0, *, state: str = "", rewards: dict[str, float] | None = None
 ) -> Turn:
-    return Turn(
-        start=start,
-        stop=stop,
-        state_key=state,
-        rewards=rewards if rewards is not None else {"task": reward},
-        finish_reason="stop",
-        valid_action=True,
-        generate_s=0.1,
-        env_s=0.0,
-    )
+    earned = rewards if rewards is not None else {"task": reward}
+    ended = {"finish_reason": "stop", "valid_action": True, "generate_s": 0.1, "env_s": 0.0}
+    return Turn(start=start, stop=stop, state_key=state, rewards=earned, **ended)
 
 
 def attempt_at(
@@ -150,6 +143,7 @@ def attempt_at(
 ) -> Trajectory:
     """Two prompt tokens and `num_sampled` that the policy sampled, in one turn."""
     num_tokens = 2 + num_sampled
+    scored = {"score": 1.0, "success": True, "part_values": {}, "shown": "", "scoring_s": 0.0}
     return Trajectory(
         schema=SCHEMA,
         run_id=run_id,
@@ -168,15 +162,11 @@ def attempt_at(
         version_spans=[VersionSpan(start=2, stop=num_tokens, policy_version=policy_version)],
         stop_reason=stop_reason,
         outcome=OUTCOME_OF[stop_reason],
-        score=1.0,
-        success=True,
-        part_values={},
-        shown="",
         sampling=lease.ticket.sampling,
+        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
         started_at_s=1.7e9,
         duration_s=0.1,
-        scoring_s=0.0,
-        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
+        **scored,
     )
 
 

@@ -34,19 +34,10 @@ def save_tiny_model(folder: Path, *, tie: bool = True, seed: int = 0, **changes:
 def save_scaling_model(folder: Path) -> Path:
     """Write a model that scales its logits, which the learner's forward pass leaves out."""
     torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=SCALING_VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        final_logit_softcapping=1.0,
-        attn_logit_softcapping=None,
-        initializer_range=0.5,
-    )
-    Gemma2ForCausalLM(config).save_pretrained(folder)
+    sizes = {"vocab_size": SCALING_VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
+    scales = {"final_logit_softcapping": 1.0, "attn_logit_softcapping": None, "initializer_range": 0.5}
+    Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, **scales)).save_pretrained(folder)
     return folder
 
 
