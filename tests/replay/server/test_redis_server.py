@@ -67,32 +67,29 @@ FORBIDDEN = (
 )
 
 
-def test_the_server_wants_its_password_which_cannot_change_it_and_never_evicts(tmp_path: Path) -> None:
-    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+def test_the_server_wants_its_password_never_evicts_and_can_be_changed_and_read_by_nobody_else(tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    with start_server(directory) as server, connect(server.secret_url) as client:
         for command in FORBIDDEN:
             # From Redis 7 on, some are refused to every user.
             with pytest.raises(redis.ResponseError, match=r"no permissions|command not allowed"):
                 client.execute_command(*command.split())  # type: ignore[no-untyped-call]
         with connect(server.admin_url) as admin:
-            for setting, value in (
-                ("dir", str(tmp_path)),
-                ("maxmemory-policy", "noeviction"),
-                ("appendonly", "yes"),
-                ("appendfsync", "always"),
-            ):
+            kept = {
+                "dir": str(directory),
+                "maxmemory-policy": "noeviction",
+                "appendonly": "yes",
+                "appendfsync": "always",
+            }
+            for setting, value in kept.items():
                 assert admin.config_get(setting) == {setting: value}
         with connect(server.url) as stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
         assert server.password not in " ".join(psutil.Process(server.process.pid).cmdline())
         assert server.password not in server.url and server.password in server.secret_url
-        assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+        assert stat.S_IMODE((directory / "redis.conf").stat().st_mode) == 0o600
         addresses = {c.laddr.ip for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"}
         assert addresses == {"127.0.0.1"}
-
-
-def test_what_the_server_writes_is_for_nobody_else(tmp_path: Path) -> None:
-    directory = tmp_path / "redis"
-    with start_server(directory) as server, connect(server.secret_url) as client:
         client.set("kept", "secret")
         client.bgrewriteaof()
         wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "the end of the rewrite")
@@ -149,8 +146,8 @@ def test_a_client_without_a_password_that_takes_no_replies_is_cut_off(tmp_path: 
         assert client.info("memory")["used_memory_peak"] < 640 << 20
 
 
-def put_on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str, *, name: str = "redis-server") -> Path:
-    program = directory / name
+def put_on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    program = directory / "redis-server"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(directory))  # no server of this machine
@@ -256,16 +253,12 @@ def test_a_port_in_use_is_named_with_the_servers_own_words(tmp_path: Path) -> No
         assert server.port == port
 
 
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    start_server(tmp_path).stop()
-    (tmp_path / "redis.log").unlink()
-    (tmp_path / "redis.log").symlink_to(tmp_path / "nowhere" / "redis.log")
-    with pytest.raises(ServerError, match=r"during its start \(exit 1\); it could not write its log .*redis\.log"):
-        start_server(tmp_path)
-
-
-def test_a_file_that_cannot_be_read_back_is_named_with_the_servers_own_words(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_back_and_a_log_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     start_server(tmp_path).stop()
     aof_of(tmp_path).write_bytes(b"*3\r\n$3\r\nSET\r\nthis is not an append-only file\r\n" * 3)
     with pytest.raises(ServerError, match="Bad file format reading the append only file"):
+        start_server(tmp_path)
+    (tmp_path / "redis.log").unlink()
+    (tmp_path / "redis.log").symlink_to(tmp_path / "nowhere" / "redis.log")
+    with pytest.raises(ServerError, match=r"during its start \(exit 1\); it could not write its log .*redis\.log"):
         start_server(tmp_path)

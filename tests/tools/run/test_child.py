@@ -202,9 +202,8 @@ def test_a_child_that_starts_processes_without_a_pause_is_killed_with_all_of_the
 
 
 def test_a_child_of_any_program_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "log")]
+    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None
     with supervisor.stdout:
         sleeper = psutil.Process(int(supervisor.stdout.readline()))

@@ -21,14 +21,13 @@ BY_ACTORS = f"{{part: judge, url: actors, compare: listwise, rubric: {RUBRIC}}}"
 MALFORMED = f"{{part: judge, url: here, model: m, rubric: {RUBRIC}}}"
 
 
-@pytest.mark.parametrize("verb", ["up", "actors", "plan"])
-def test_a_malformed_judge_is_refused_at_once(verb: str, tmp_path: Path, refused: Output) -> None:
+def test_a_malformed_judge_is_refused_at_once_and_doctor_has_a_line_about_it(
+    tmp_path: Path, refused: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = [f"run.root={tmp_path}", "redis.url=redis://127.0.0.1:1", f"env.rewards.clear={MALFORMED}"]
-    assert "`env.rewards.clear.url` must be like http://host:8000/v1, got 'here'" in refused(verb, *settings)
-
-
-def test_doctor_has_a_line_about_rewards(capsys: pytest.CaptureFixture[str]) -> None:
-    print_missing(load_config(None, [f"env.rewards.clear={MALFORMED}"]))
+    for verb in ("up", "actors", "plan"):
+        assert "`env.rewards.clear.url` must be like http://host:8000/v1, got 'here'" in refused(verb, *settings), verb
+    print_missing(load_config(None, settings[-1:]))
     assert "rewards: FAULT: `env.rewards.clear.url` must be like http://host:8000/v1" in capsys.readouterr().out
 
 

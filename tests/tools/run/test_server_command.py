@@ -1,6 +1,5 @@
 """Servers of environments that a verb starts: they answer before the first episode, and end with the verb."""
 
-import contextlib
 import json
 import signal
 import socket
@@ -31,9 +30,9 @@ STUB = f"{sys.executable} -m tests.envhub.remote.agentgym_stub"  # speaks AgentG
 
 
 def playing(root: Path, port: int, command: str) -> Config:
-    """A run of TextCraft's form, whose server `command` starts at `port`."""
+    """A run of TextCraft's form, whose server `command` starts at `port`, which is PORT in it."""
     options = {"url": f"http://127.0.0.1:{port}/textcraft", "server": "textcraft", "train": [0, 3]}
-    given = json.dumps(options | {"server_command": command})
+    given = json.dumps(options | {"server_command": command.replace("PORT", str(port))})
     return load_config(None, [f"run.root={root}", "env.name=agentgym", f"env.options={given}"])
 
 
@@ -57,7 +56,7 @@ def test_a_server_answers_before_the_first_episode_and_ends_with_the_verb(
     tmp_path: Path, port: int, run_id: str, kind: str
 ) -> None:
     command, num_processes = COMMANDS[kind]
-    config = playing(tmp_path, port, command.replace("PORT", str(port)))
+    config = playing(tmp_path, port, command)
     with env_servers(config, stop=Flag()) as (server,):
         assert server.exit_code is None and server_command._answers(f"http://127.0.0.1:{port}/textcraft")
         assert len(marked(run_id)) == 1 + num_processes
@@ -72,7 +71,7 @@ def test_a_server_does_not_outlive_a_verb_that_is_killed(
     tmp_path: Path, port: int, run_id: str, kind: str, number: signal.Signals
 ) -> None:
     settings = tmp_path / "settings.yaml"
-    settings.write_text(dump_config(playing(tmp_path, port, COMMANDS[kind][0].replace("PORT", str(port)))))
+    settings.write_text(dump_config(playing(tmp_path, port, COMMANDS[kind][0])))
     code = """
 import sys, time
 from slipstream.common.config.config import load_config
@@ -128,19 +127,17 @@ def test_a_server_that_never_answers_is_refused_with_its_last_lines(
     monkeypatch.setattr(server_command, "START_S", 1.0)
     monkeypatch.setattr(server_command, "ANSWER_S", 0.5)
     command, named = NEVER[how]
-    config = playing(tmp_path, port, command.replace("PORT", str(port)))
+    config = playing(tmp_path, port, command)
     with pytest.raises(ConfigError, match=f"(?s)server-agentgym {named}"), env_servers(config, stop=Flag()):
         pytest.fail("it has never answered")
     assert nothing_runs(run_id)
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path: Path, port: int, run_id: str) -> None:
-    named = rf"`env.options.url` http://127.0.0.1:{port}/textcraft is in use"
-    config = playing(tmp_path, port, f"{STUB} {port}")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        with pytest.raises(ConfigError, match=named), env_servers(config, stop=Flag()):
-            pytest.fail("the port is taken")
+    refused = pytest.raises(ConfigError, match=rf"`env.options.url` http://127.0.0.1:{port}/textcraft is in use")
+    config = playing(tmp_path, port, f"{STUB} PORT")
+    with socket.create_server(("127.0.0.1", port)), refused, env_servers(config, stop=Flag()):
+        pytest.fail("the port is taken")
     assert list(tmp_path.iterdir()) == [] and nothing_runs(run_id)
 
 

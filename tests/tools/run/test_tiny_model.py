@@ -23,7 +23,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
-def test_the_folder_loads_as_any_other_and_has_the_shape_asked_for(tmp_path: Path) -> None:
+def test_the_folder_loads_as_any_other_with_the_shape_asked_for_and_one_token_for_each_word(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, texts=TEXTS, shape=SMALL, max_tokens=64, seed=0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     config = model.config
@@ -33,6 +33,9 @@ def test_the_folder_loads_as_any_other_and_has_the_shape_asked_for(tmp_path: Pat
     assert config.vocab_size == 32  # 7 of its own and 12 words, in whole lanes of 16
     assert len(tokenizer) == 19
     assert config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|end|>")
+    words = ["click", "[", "plain", "dress", "10", "]", "[SEP]", "plain"]
+    assert tokenizer.tokenize("click[plain dress 10] [SEP] plain") == words
+    assert tokenizer.tokenize("trousers") == ["<|unknown|>"]
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
@@ -43,14 +46,6 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
     tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in "ab"]
     assert tokenizers[0] == tokenizers[1]
-
-
-def test_a_word_is_one_token_wherever_it_stands(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, texts=TEXTS, shape=SMALL, max_tokens=64, seed=0)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    words = ["click", "[", "plain", "dress", "10", "]", "[SEP]", "plain"]
-    assert tokenizer.tokenize("click[plain dress 10] [SEP] plain") == words
-    assert tokenizer.tokenize("trousers") == ["<|unknown|>"]
 
 
 def test_every_word_of_tasks_never_seen_is_in_the_vocabulary() -> None:

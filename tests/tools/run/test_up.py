@@ -142,7 +142,8 @@ def test_a_run_that_is_ended_is_gone_on_with_to_its_end(tmp_path: Path, start: S
     assert start.left() == []
     reached = first.last_step()
     assert reached >= 3
-    no_progress_line_is_cut(first.said())
+    progress = [line for line in first.said().splitlines() if line.startswith("step ") and "reward" in line]
+    assert progress and all(line.endswith("%") for line in progress), "none is cut"
     it_says_how_to_look_evaluate_export_and_continue(first, reached)
 
     if "kill -9" in ends:
@@ -210,11 +211,6 @@ def its_link_opens_on_the_charts(said: str) -> None:
     assert answer.status == 302 and target.fragment == "timeseries"
     pinned = [card["tag"] for card in json.loads(urllib.parse.parse_qs(target.query)["pinnedCards"][0])]
     assert {"charts/success", "charts/reward", "lag/mean", "perf/learner_busy"} <= set(pinned)
-
-
-def no_progress_line_is_cut(said: str) -> None:
-    lines = [line for line in said.splitlines() if line.startswith("step ") and "reward" in line]
-    assert lines and all(line.endswith("%") for line in lines)
 
 
 def it_says_how_to_look_evaluate_export_and_continue(up: Up, reached: int) -> None:
