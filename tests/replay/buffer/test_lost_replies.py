@@ -45,9 +45,8 @@ class Scene:
 
 
 def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Scene:
-    buffer = make_buffer(through, run_id)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
+    tickets = [ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)]
+    buffer = make_buffer(through, run_id).start(*tickets)
     for group_id in range(3):
         lease = leased(buffer)
         buffer.insert(lease)
@@ -218,16 +217,11 @@ def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(
         for verb in life_of_a_run(make_buffer(through, run_id)):
             before = outcome(direct.learner.ledger())
             for request in recorder.requests:
-                deliver_again(redis_client, request)
+                with contextlib.suppress(redis.ResponseError):  # its answer is lost
+                    redis_client.execute_command(*request)
                 num_delivered += 1
                 now = outcome(direct.learner.ledger())
                 assert now == before, f"after {verb}: {request} changed {now.items() - before.items()}"
             assert direct.audit() == [], verb
     assert num_delivered > 200
     assert direct.learner.ledger().opened == 6 and direct.learner.ledger().trained == 2
-
-
-def deliver_again(client: redis.Redis, request: list[bytes]) -> None:
-    """To the server; its answer is lost."""
-    with contextlib.suppress(redis.ResponseError):
-        client.execute_command(*request)

@@ -10,8 +10,8 @@ import signal
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
-import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
@@ -60,7 +60,8 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
 ) -> None:
     with connect(server.secret_url) as client, Proxy(server.port) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=4.0)
-        know_the_scripts(client)
+        other = make_buffer(client, "no interest").start(ticket(0))
+        other.insert(await_lease(other), 0)  # it loads the scripts: a commit is one request from then on
         buffer = views_of(cast, client).start(ticket(0, num_members=2))
         proxy.judge = AtCommit(fault) if num_blobs else Nth(fault, only=b"SET")
         victim = cast.stand_in("actor-victim")
@@ -91,12 +92,6 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
         ledger = buffer.ledger
         assert (ledger.trained, ledger.inserted, ledger.trained_trajectories) == (1, 2, 2)
         assert ledger.balanced and buffer.audit() == []
-
-
-def know_the_scripts(client: redis.Redis) -> None:
-    """Insert once in a run of no interest, so that a commit is one request from then on."""
-    buffer = make_buffer(client, "no interest").start(ticket(0))
-    buffer.insert(await_lease(buffer), 0)
 
 
 # --- The server is killed, stopped, cut off, or loads.
@@ -132,17 +127,13 @@ def test_a_server_that_stands_still_stops_nobody_for_good(tmp_path: Path, server
         server.process.send_signal(signal.SIGSTOP)
         num_at_stop = len(cast.answers())
         threading.Event().wait(STOPPED_S)  # the fault itself, and no wait for anything
-        assert is_stopped(server.process.pid)
+        assert psutil.Process(server.process.pid).status() == psutil.STATUS_STOPPED
         assert len(cast.answers()) - num_at_stop <= 2 * len(cast.actors)
         server.process.send_signal(signal.SIGCONT)
         print(f"stopped for {STOPPED_S} s, resumed after {wait_for_answers(cast, 1):.1f} s")
         wait_for_answers(cast, 100)
         assert len(cast.answers()) > num_before
         books_of(cast, client)
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_cut_network_delivers_late_and_nothing_counts_twice(tmp_path: Path, server: Server, run_id: str) -> None:

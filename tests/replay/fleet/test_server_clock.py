@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -30,15 +29,11 @@ class Clock:
     """The wall clock of the processes that `program` starts; their monotonic clock is the machine's."""
 
     def __init__(self, directory: Path, program: str) -> None:
-        """`directory` gets a program of the same name as `program`, which starts it with this clock.
-
-        Raises FileNotFoundError.
-        """
+        """`directory` gets a program of the same name as `program`, which starts it with this clock."""
         library = next(FOLDER.glob(LIBRARY), None)
         if library is None:
             raise FileNotFoundError(f"{FOLDER / LIBRARY} is missing; install it: apt-get install libfaketime")
         directory.mkdir(parents=True)
-        self.directory = directory
         self._difference = directory / "difference"
         self.set(0)
         self.program = directory / Path(program).name
@@ -50,7 +45,6 @@ class Clock:
 
     def set(self, difference_s: int) -> None:
         """Set it to so many seconds after the machine's clock."""
-        self.difference_s = difference_s
         new = self._difference.with_suffix(".new")
         new.write_text(f"{difference_s:+d}\n")
         new.replace(self._difference)
@@ -69,16 +63,6 @@ def client(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield client
 
 
-def jump(client: redis.Redis, clock: Clock, difference_s: int) -> None:
-    clock.set(difference_s)
-
-    def has_jumped() -> bool:
-        server_time: Any = client.time()
-        return abs(int(server_time[0]) - time.time() - difference_s) < HOUR_S / 2
-
-    wait_until(has_jumped, "the server's clock jumps")
-
-
 @pytest.mark.parametrize("difference_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
 def test_a_member_that_died_is_gone_after_its_time_and_its_group_is_given_to_the_next(
     difference_s: int, client: redis.Redis, clock: Clock, run_id: str, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +73,8 @@ def test_a_member_that_died_is_gone_after_its_time_and_its_group_is_given_to_the
     fleet.beat(member("dead"))
     bulletin.join_broadcast("dead", ttl_s=LEASE_TTL_S)
     assert buffer.actor.lease("dead") is not None
-    jump(client, clock, difference_s)
+    clock.set(difference_s)
+    wait_until(lambda: abs(client.time()[0] - time.time() - difference_s) < HOUR_S / 2, "the server's clock jumps")
     wait_until(lambda: buffer.actor.lease("heir") is not None, "the dead actor's lease ends")
     assert buffer.ledger.expired_leases == 1 and buffer.audit() == []
 

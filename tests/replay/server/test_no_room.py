@@ -77,7 +77,7 @@ def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         wait_until(lambda: client.info("persistence")["aof_last_write_status"] == "err", "the server's disk is full")
         with pytest.raises(redis.ResponseError, match="MISCONF"):
-            no_patience(server).set("anything", 1)
+            redis.Redis.from_url(server.secret_url, retry=None, protocol=2).set("anything", 1)
         trajectory = attempt_at(mine, min(mine.missing), run_id=run_id)
         inserted: list[InsertResult] = []
         waiting = threading.Thread(target=lambda: inserted.append(insert_when_there_is_room(buffer, mine, trajectory)))
@@ -135,7 +135,3 @@ def server_that_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(redis_server, "_bundled", lambda: str(wrapper))
     return start_server(tmp_path / "redis")
-
-
-def no_patience(server: Server) -> redis.Redis:
-    return redis.Redis.from_url(server.secret_url, retry=None, protocol=2)

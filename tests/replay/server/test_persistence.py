@@ -8,10 +8,8 @@ from its file cut at what must have been on disk. That is, of a file written wit
 and a snapshot is on disk before it gets its name.
 """
 
-import bisect
 import shutil
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -25,19 +23,6 @@ WRITING_S = 2.5
 NUM_AHEAD = 50
 
 
-@dataclass(kw_only=True, slots=True)
-class Written:
-    """When each insert was answered, and how long the file was then."""
-
-    at_s: list[float] = field(default_factory=list)
-    file_bytes: list[int] = field(default_factory=list)
-
-    def bytes_before(self, at_s: float) -> int:
-        """How long the file was at that time."""
-        index = bisect.bisect(self.at_s, at_s) - 1
-        return self.file_bytes[index] if index >= 0 else 0
-
-
 def start_with(directory: Path, settings: str) -> Server:
     """A server that keeps its data in this way, also when it is started again."""
     start_server(directory).stop()
@@ -48,17 +33,16 @@ def start_with(directory: Path, settings: str) -> Server:
     return start_server(directory)
 
 
-def insert_for_a_while(buffer: Views, file: Path, run_id: str) -> Written:
+def insert_for_a_while(buffer: Views, file: Path) -> list[tuple[float, int]]:
+    """When each insert was answered, and how long the file was then."""
     buffer.learner.acquire_epoch()
-    written, until = Written(), time.monotonic() + WRITING_S
+    written, until = list[tuple[float, int]](), time.monotonic() + WRITING_S
     while time.monotonic() < until:
-        if len(written.at_s) % NUM_AHEAD == 0:
-            first = len(written.at_s)
+        first = len(written)
+        if first % NUM_AHEAD == 0:
             buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
-        lease = leased(buffer)
-        buffer.insert(lease, 0)
-        written.at_s.append(time.monotonic())
-        written.file_bytes.append(file.stat().st_size if file.exists() else 0)
+        buffer.insert(leased(buffer), 0)
+        written.append((time.monotonic(), file.stat().st_size if file.exists() else 0))
     return written
 
 
@@ -87,18 +71,16 @@ def test_what_is_lost_when_the_server_is_killed_and_when_the_power_fails(
     server = start_with(directory, settings)
     file = aof_of(directory)
     with connect(server.secret_url) as client:
-        written = insert_for_a_while(make_buffer(client, run_id), file, run_id)
+        written = insert_for_a_while(make_buffer(client, run_id), file)
         server.process.kill()
         server.process.wait()
-    num_written = len(written.at_s)
+    num_written = len(written)
     per_s = num_written / WRITING_S
+    whole = file.read_bytes() if synced_before_s is not None else b""
+    lost_without_power = lost_when_killed = num_written - num_kept(directory, run_id)
     if synced_before_s is not None:
-        on_disk = file.read_bytes()[: written.bytes_before(written.at_s[-1] - synced_before_s)]
-    lost_when_killed = num_written - num_kept(directory, run_id)
-    if synced_before_s is None:
-        lost_without_power = lost_when_killed
-    else:
-        file.write_bytes(on_disk)
+        synced_bytes = [0, *(size for at_s, size in written if at_s <= written[-1][0] - synced_before_s)][-1]
+        file.write_bytes(whole[:synced_bytes])
         lost_without_power = num_written - num_kept(directory, run_id)
     print(
         f"{per_s:.0f} inserts/s, {num_written} answered; lost {lost_when_killed} when killed, "
