@@ -4,9 +4,8 @@ import inspect
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import redis
@@ -78,15 +77,10 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Enter) -> None:
     assert audit(enter(Role.VIEWER), RUN) == []
 
 
-@pytest.mark.parametrize(
-    ("module", "verbs"), [(learner_buffer, LEARNERS), (actor_buffer, ACTORS), (people_buffer, PEOPLES)]
-)
-def test_each_buffer_runs_the_scripts_of_its_role_and_no_others(module: ModuleType, verbs: Sequence[str]) -> None:
-    called = re.findall(r'\("(\w+)"|_verbs\.(quarantine|repair)\(', inspect.getsource(module))
-    assert {name or other for name, other in called} & {*LEARNERS, *ACTORS, *PEOPLES} == set(verbs)
-
-
-def test_every_script_is_in_the_repertoire() -> None:
+def test_each_buffer_runs_the_scripts_of_its_role_and_every_script_is_in_the_repertoire() -> None:
+    for module, verbs in ((learner_buffer, LEARNERS), (actor_buffer, ACTORS), (people_buffer, PEOPLES)):
+        called = re.findall(r'\("(\w+)"|_verbs\.(quarantine|repair)\(', inspect.getsource(module))
+        assert {name or other for name, other in called} & {*LEARNERS, *ACTORS, *PEOPLES} == set(verbs), module
     files = {path.stem for path in (scripts._DIRECTORY).glob("*.lua")}
     assert files == {name for names in FILES for name in names}
 

@@ -189,12 +189,6 @@ def test_the_server_ends_with_its_parent_and_the_run_can_be_resumed(tmp_path: Pa
     wait_until(has_ended, "the server to end with its parent", timeout_s=20)
 
 
-def test_two_servers_never_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.3)
-    with start_server(tmp_path), pytest.raises(ServerError, match="another redis-server has been using"):
-        start_server(tmp_path)
-
-
 def test_a_directory_that_was_copied_is_served_where_it_is(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     with start_server(old) as server, connect(server.secret_url) as client:
@@ -240,7 +234,7 @@ def test_a_full_disk_leaves_nothing_that_a_later_start_stumbles_over(tmp_path: P
     start_server(run_dir.redis).stop()
 
 
-def test_a_port_in_use_is_named_with_the_servers_own_words(tmp_path: Path) -> None:
+def test_a_port_and_a_directory_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start_server(tmp_path) as server:
         port = server.port
     with socket.socket() as squatter:
@@ -251,6 +245,9 @@ def test_a_port_in_use_is_named_with_the_servers_own_words(tmp_path: Path) -> No
             start_server(tmp_path)
     with start_server(tmp_path) as server:
         assert server.port == port
+        monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.3)
+        with pytest.raises(ServerError, match="another redis-server has been using"):
+            start_server(tmp_path)
 
 
 def test_a_file_that_cannot_be_read_back_and_a_log_that_cannot_be_written_are_named(tmp_path: Path) -> None:

