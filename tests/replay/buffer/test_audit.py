@@ -8,6 +8,8 @@ from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ledger import read_ledger
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
+Commands = list[tuple[str | int, ...]]
+
 
 @pytest.fixture
 def buffer(redis_client: redis.Redis, run_id: str) -> Views:
@@ -34,7 +36,7 @@ def test_an_empty_run_has_balanced_books(redis_client: redis.Redis, run_id: str)
 
 
 # Commands whose second word is a key of the stream, and how each line begins that the audit then writes.
-DAMAGES: list[tuple[list[tuple[str | int, ...]], list[str]]] = [
+DAMAGES: list[tuple[Commands, list[str]]] = [
     ([("HINCRBY", "counters", "ready", 1)], ["the books count 2 ready, the recount finds 1", "the books do not bal"]),
     (
         [("HINCRBY", "counters", "trajectories:held", 1)],
@@ -74,9 +76,7 @@ DAMAGES: list[tuple[list[tuple[str | int, ...]], list[str]]] = [
 
 
 @pytest.mark.parametrize(("commands", "expected"), DAMAGES)
-def test_the_audit_names_what_contradicts_the_books(
-    buffer: Views, commands: list[tuple[str | int, ...]], expected: list[str]
-) -> None:
+def test_the_audit_names_what_contradicts_the_books(buffer: Views, commands: Commands, expected: list[str]) -> None:
     (payload,) = (name.decode() for name in buffer.client.keys(f"{buffer.base}:blob:0:1:0:*"))
     for verb, name, *rest in commands:
         assert buffer.client.execute_command(verb, payload if "*" in str(name) else f"{buffer.base}:{name}", *rest)
@@ -95,7 +95,7 @@ def test_the_audit_names_a_lost_partial(buffer: Views) -> None:
 
 
 # Commands as above, and how the one line begins in which a repair says what it has removed.
-REPAIRS: list[tuple[list[tuple[str | int, ...]], str]] = [
+REPAIRS: list[tuple[Commands, str]] = [
     ([("HDEL", "group:0", "num_members")], "group 0 (ready) lacks num_members"),
     ([("HSET", "group:0", "max_attempts", "x")], "group 0 (ready) has a malformed max_attempts"),
     ([("HSET", "group:2", "num_members", 0)], "group 2 (queued) has 0 members"),
@@ -128,9 +128,7 @@ REPAIRS: list[tuple[list[tuple[str | int, ...]], str]] = [
 
 
 @pytest.mark.parametrize(("commands", "expected"), REPAIRS)
-def test_a_repair_removes_what_is_damaged_and_nothing_else(
-    buffer: Views, commands: list[tuple[str | int, ...]], expected: str
-) -> None:
+def test_a_repair_removes_what_is_damaged_and_nothing_else(buffer: Views, commands: Commands, expected: str) -> None:
     sound = {"tokens:s": "1" * 18, "turns:s": "0", "returns:s": "-0.5", "returns:t": "1e300", "last_fence": 10**13 - 1}
     buffer.client.hset(f"{buffer.base}:counters", mapping=sound)
     for verb, name, *rest in commands:

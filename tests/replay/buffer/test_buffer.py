@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import redis
 
@@ -58,16 +57,13 @@ def test_every_episode_is_booked_with_what_it_earned_once_whatever_becomes_of_it
 
 @pytest.mark.parametrize("reward", [-MAX_REWARD, 1e-9, MAX_REWARD])
 def test_returns_of_any_size_are_booked(buffer: Views, reward: float) -> None:
-    lease = buffer.begin(ticket(0))
-    buffer.earn(lease, reward, reward)
+    buffer.earn(buffer.begin(ticket(0)), reward, reward)
     assert buffer.ledger.returns == pytest.approx({"shop": 2 * reward}, rel=1e-15)
 
 
 @pytest.mark.parametrize(("duration_s", "booked_ms"), [(-1.0, 0), (float("nan"), 0), (1e300, 10**12)])
 def test_a_clock_that_is_wrong_spoils_no_books(buffer: Views, duration_s: float, booked_ms: int) -> None:
-    lease = buffer.begin(ticket(0, num_members=1))
-    attempt = msgspec.structs.replace(buffer.attempt(lease, 0), duration_s=duration_s)
-    assert buffer.actor.insert(lease, attempt) is InsertResult.STORED
+    buffer.insert(buffer.begin(ticket(0, num_members=1)), duration_s=duration_s)
     assert buffer.ledger.duration_ms == ({"produced": booked_ms} if booked_ms else {})
 
 
@@ -113,13 +109,11 @@ def test_a_full_server_makes_inserts_wait_and_still_drains(tmp_path: Path, run_i
         buffer = make_buffer(client, run_id).start(ticket(0), ticket(1), ticket(2))
         big = 60_000
         first, second = leased(buffer), leased(buffer)
-        for member in (0, 1):
-            trajectory = buffer.attempt(first, member, num_sampled=big)
-            assert buffer.actor.insert(first, trajectory) is InsertResult.STORED
+        buffer.insert(first, num_sampled=big)
         client.config_set("maxmemory", 1 << 20)  # the two that are stored take more
         waiting = buffer.attempt(second, 0, num_sampled=big)
         assert buffer.actor.insert(second, waiting) is InsertResult.FULL
-        assert buffer.actor.insert(first, trajectory) is InsertResult.DUPLICATE
+        assert buffer.actor.insert(first, buffer.attempt(first, 1, num_sampled=big)) is InsertResult.DUPLICATE
         assert buffer.ledger.inserted == 2 and buffer.audit() == []
         assert buffer.actor.heartbeat("a", [second]) == {1}
         third = leased(buffer)

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import msgspec
 import pytest
 import redis
 
@@ -11,7 +10,6 @@ from slipstream.common.records.trajectory import VersionSpan
 from slipstream.replay.buffer.bulk import Bulk
 from slipstream.replay.buffer.listing import list_groups
 from slipstream.replay.records.keys import FencedOut, epoch_key, key
-from slipstream.replay.records.ticket import InsertResult
 from tests.replay.records.attempts import Views, ids, leased, make_buffer, ticket
 
 
@@ -72,8 +70,7 @@ def test_a_trained_member_comes_no_second_time_beside_one_that_was_played_again(
     buffer.insert(lease, 0)
     before = saved(buffer.client, buffer.run_id)
     for number in range(3):
-        later = msgspec.structs.replace(buffer.attempt(lease, 1), started_at_s=1.8e9 + number)
-        assert buffer.actor.insert(lease, later) is InsertResult.STORED
+        buffer.insert(lease, 1, started_at_s=1.8e9 + number)
         assert buffer.claim(1 + number, 1) == ([] if number else [0])
         go_back_to(buffer.client, buffer.run_id, before)
 
@@ -100,10 +97,7 @@ def test_a_claimed_group_that_a_person_requeued_is_returned_once_it_was_played_a
     assert buffer.claim() == [0]
     buffer.learner._quarantine(0, None, None, "looked odd")  # a person could not: a model may have learned from it
     assert buffer.people.requeue([0]) == 1
-    lease = leased(buffer)
-    for member in range(2):
-        later = msgspec.structs.replace(buffer.attempt(lease, member), started_at_s=1.8e9)
-        assert buffer.actor.insert(lease, later) is InsertResult.STORED
+    buffer.insert(leased(buffer), started_at_s=1.8e9)
     assert buffer.claim(2, 1) == [0]
 
 
@@ -127,9 +121,8 @@ def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Views) -> None
 
 def test_the_newest_token_of_a_trajectory_stands_for_it(buffer: Views) -> None:
     """A long episode: its first token is of version 0, its last of version 9."""
-    lease = buffer.begin(ticket(0, num_members=1))
     spans = [VersionSpan(start=2, stop=3, policy_version=0), VersionSpan(start=3, stop=4, policy_version=9)]
-    buffer.actor.insert(lease, msgspec.structs.replace(buffer.attempt(lease, 0), version_spans=spans))
+    buffer.insert(buffer.begin(ticket(0, num_members=1)), version_spans=spans)
     assert ids(buffer.learner.claim(1, 1, policy_version=10, max_lag=1)) == [0]
 
 

@@ -179,9 +179,7 @@ def stop_without_its_file(learner: Child, steps: Path) -> None:
         os.waitid(os.P_PID, learner.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
-    tmp_path: Path, server: Server, run_id: str
-) -> None:
+def test_a_new_learner_fences_the_old_out_and_trains_nothing_twice(tmp_path: Path, server: Server, run_id: str) -> None:
     with connect(server.secret_url) as client, playing(make_cast(tmp_path, server, run_id)) as cast:
         wait_for_answers(cast, 100)
         first = cast.learner

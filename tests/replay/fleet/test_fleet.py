@@ -149,9 +149,7 @@ def test_no_host_keeps_up_an_absurd_number_of_actors(fleet: Fleet, redis_client:
     assert fleet.wanted_actors("host") is None
 
 
-def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(
-    fleet: Fleet, redis_client: redis.Redis, run_id: str
-) -> None:
+def test_an_actor_keeps_the_state_while_none_can_be_read(fleet: Fleet, redis_client: redis.Redis, run_id: str) -> None:
     fleet.set_run_state(RunState.STARTING)
     patient, impatient = (LastKnown(fleet, patience_s, play_root="") for patience_s in (60, 0))
     assert patient.state() is impatient.state() is RunState.STARTING

@@ -70,9 +70,7 @@ def test_a_value_counts_only_as_written_for_its_group_key_and_secret(redis_clien
     assert mine.get(PEER) == b"an address"
 
 
-def test_a_missing_address_of_a_member_and_garbage_in_its_place_break_the_group_and_not_the_process(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_missing_or_garbled_address_breaks_the_group_not_the_process(redis_client: redis.Redis, run_id: str) -> None:
     with pytest.raises(RuntimeError, match=r"no value for 0/1 in 0\.2 s"):
         join(redis_client, run_id)
     for value in (b"", b"x", b"\xff" * 178, bytes(5000)):
@@ -96,9 +94,7 @@ def poison(client: redis.Redis, run_id: str, numbers: range) -> None:
         client.hset(name_of(run_id, number), mapping={f"0/{rank}": b"" for rank in range(4)})
 
 
-def test_a_publisher_listens_on_its_host_alone_and_outlives_poisoned_keys_and_garbage_on_every_port(
-    plane: Plane,
-) -> None:
+def test_a_publisher_listens_on_its_host_alone_and_outlives_forged_keys_and_garbage_on_every_port(plane: Plane) -> None:
     with plane.publishing(broadcast_timeout_s=3.0) as publisher, following(plane.info("a", "broadcast")) as received:
 
         def arrives(version: int) -> None:

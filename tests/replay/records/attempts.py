@@ -136,15 +136,15 @@ def attempt_at(
     *,
     run_id: str,
     policy_version: int = 0,
-    actor: str = "a",
     num_sampled: int = 2,
     stop_reason: StopReason = StopReason.DONE,
     reward: float = 1.0,
+    **of: Any,
 ) -> Trajectory:
-    """Two prompt tokens and `num_sampled` that the policy sampled, in one turn."""
+    """Two prompt tokens and `num_sampled` that the policy sampled, in one turn; `of` are fields that differ."""
     num_tokens = 2 + num_sampled
     scored = {"score": 1.0, "success": True, "part_values": {}, "shown": "", "scoring_s": 0.0}
-    return Trajectory(
+    usual = Trajectory(
         schema=SCHEMA,
         run_id=run_id,
         task=lease.ticket.task,
@@ -152,7 +152,7 @@ def attempt_at(
         member=member,
         attempt=lease.missing[member],
         fork=None,
-        actor=actor,
+        actor="a",
         turns=[turn(2, num_tokens, reward, state="start")],
         tokens=pack_tokens([5] * num_tokens),
         behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
@@ -168,6 +168,7 @@ def attempt_at(
         duration_s=0.1,
         **scored,
     )
+    return msgspec.structs.replace(usual, **of)
 
 
 def earning(attempt: Trajectory, reward: float) -> Trajectory:

@@ -44,13 +44,11 @@ def test_actors_judge_all_groups_of_a_run_if_one_judge_is_its_own_policy() -> No
     assert not judging(run_with(clear=BY_ACTORS.replace("compare: listwise, ", "")))
 
 
-@pytest.mark.parametrize(("judge", "processes"), [(BY_ACTORS, []), (BY_URL, ["judge"])])
-def test_up_starts_a_judge_process_unless_the_actors_judge(
-    judge: str, processes: list[str], tmp_path: Path, printed: Output
-) -> None:
-    said = printed("up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={judge}")
-    started = [line.split(":")[0] for line in said.splitlines()]
-    assert started == ["redis", "GPUs", "learner", "actors", *processes, "tensorboard"]
+def test_up_starts_a_judge_process_unless_the_actors_judge(tmp_path: Path, printed: Output) -> None:
+    for judge, processes in ((BY_ACTORS, []), (BY_URL, ["judge"])):
+        said = printed("up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={judge}")
+        started = [line.split(":")[0] for line in said.splitlines()]
+        assert started == ["redis", "GPUs", "learner", "actors", *processes, "tensorboard"]
 
 
 def test_an_actor_that_judges_groups_needs_the_key_of_every_judge_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,9 +178,7 @@ def test_parts_of_a_mixture_share_a_server_by_its_command() -> None:
     assert server_commands(config.env) == {"serve": ("maze", "http://127.0.0.1:1/maze")}
 
 
-def test_a_dry_run_prints_the_command_and_starts_nothing(
-    tmp_path: Path, port: int, run_id: str, printed: Output
-) -> None:
+def test_a_dry_run_prints_a_command_and_starts_nothing(tmp_path: Path, port: int, run_id: str, printed: Output) -> None:
     options = {"url": f"http://127.0.0.1:{port}", "env": "tests.guess:GuessEnv", "server_command": f"{STUB} {port}"}
     settings = ["env.name=remote", f"env.options={json.dumps(options)}", f"run.root={tmp_path}"]
     assert f"server-remote: {STUB} {port}\n" in printed("up", "run.name=dry", "--dry-run", *settings)

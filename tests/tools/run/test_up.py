@@ -243,9 +243,7 @@ def the_trained_model_can_be_evaluated(root: Path) -> None:
 
 
 @pytest.mark.long  # test_server_command has the same of a verb that plays in its own process
-def test_a_run_ends_with_the_server_of_its_environment_and_continues_with_a_new_one(
-    tmp_path: Path, start: Sittings
-) -> None:
+def test_a_run_ends_with_its_environments_server_and_continues_with_a_new_one(tmp_path: Path, start: Sittings) -> None:
     port = free_port()
     serve = f"{sys.executable} -m slipstream.tools.cli.cli serve envs --names tests.guess:GuessEnv --port {port}"
     options = {"url": f"http://127.0.0.1:{port}", "env": "tests.guess:GuessEnv", "server_command": serve}
