@@ -291,17 +291,14 @@ def test_a_run_in_order_has_no_fault(scene: Scene) -> None:
     assert str(scene.diagnosis()) == said
 
 
-@pytest.mark.parametrize(
-    ("busy", "cause", "advice"),
-    [
+def test_without_a_fault_the_side_that_waits_is_named(scene: Scene) -> None:
+    for busy, cause, advice in (
         (0.95, "actors wait for the learner", "use more `learner.ranks`, or fewer actors (advised: 3)"),
         (0.2, "the learner waits for actors", "add actors (advised: 3), or raise `actors.max_episodes`"),
-    ],
-)
-def test_without_a_fault_the_side_that_waits_is_named(scene: Scene, busy: float, cause: str, advice: str) -> None:
-    scene.steps = [step | {"perf/learner_busy": busy, "fleet/advised_actors": 3.0} for step in scene.steps]
-    found = scene.diagnosis()
-    assert (found.cause, found.next_step, found.is_fault) == (cause, advice, False)
+    ):
+        scene.steps = [step | {"perf/learner_busy": busy, "fleet/advised_actors": 3.0} for step in scene.steps]
+        found = scene.diagnosis()
+        assert (found.cause, found.next_step, found.is_fault) == (cause, advice, False)
 
 
 def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client: redis.Redis) -> None:

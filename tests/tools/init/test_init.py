@@ -46,14 +46,9 @@ def test_the_check_of_an_environment_passes_and_fails_with_it(folder: Path) -> N
     assert subprocess.run(command, cwd=folder, capture_output=True).returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        *((name, f"most 32, got '{name}'; such as my_task") for name in ("a-b", "class", "_mine", "naïve", 33 * "a")),
-        *((name, f"{name} is the name of a module that is installed") for name in ("json", "slipstream")),
-    ],
-)
-def test_a_name_that_python_cannot_import_or_already_has_is_refused(
-    name: str, said: str, folder: Path, refused: Output
-) -> None:
-    assert said in refused("init", "data", name) and list(folder.iterdir()) == []
+def test_a_name_that_python_cannot_import_or_already_has_is_refused(folder: Path, refused: Output) -> None:
+    for name in ("a-b", "class", "_mine", "naïve", 33 * "a"):
+        assert f"most 32, got '{name}'; such as my_task" in refused("init", "data", name)
+    for name in ("json", "slipstream"):
+        assert f"{name} is the name of a module that is installed" in refused("init", "data", name)
+    assert list(folder.iterdir()) == []
