@@ -16,8 +16,7 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     """Group 0 is ready, group 1 is leased with one of two members stored, group 2 is queued."""
     buffer = make_buffer(redis_client, run_id).start(ticket(0), ticket(1), ticket(2))
     for members in ((0, 1), (0,)):
-        lease = leased(buffer)
-        buffer.insert(lease, *members)
+        buffer.insert(leased(buffer), *members)
     assert buffer.audit() == []
     return buffer
 

@@ -81,8 +81,7 @@ def test_each_buffer_runs_the_scripts_of_its_role_and_every_script_is_in_the_rep
     for module, verbs in ((learner_buffer, LEARNERS), (actor_buffer, ACTORS), (people_buffer, PEOPLES)):
         called = re.findall(r'\("(\w+)"|_verbs\.(quarantine|repair)\(', inspect.getsource(module))
         assert {name or other for name, other in called} & {*LEARNERS, *ACTORS, *PEOPLES} == set(verbs), module
-    files = {path.stem for path in (scripts._DIRECTORY).glob("*.lua")}
-    assert files == {name for names in FILES for name in names}
+    assert {path.stem for path in (scripts._DIRECTORY).glob("*.lua")} == {name for names in FILES for name in names}
 
 
 def send_what_is_printed(administrator: redis.Redis, capsys: pytest.CaptureFixture[str], *options: str) -> str:

@@ -328,8 +328,7 @@ def test_a_fault_of_long_ago_is_forgotten(scene: Scene) -> None:
 def reporting(scene: Scene, run_dir: RunDir) -> Callable[[int], list[str]]:
     """The lines that a terminal without control codes shows in the seconds that pass."""
     out = io.StringIO()
-    console = Console(file=out, width=80, markup=False)
-    reporter = LineReporter(console, run_dir, scene.observer, clock=lambda: scene.now)
+    reporter = LineReporter(Console(file=out, width=80, markup=False), run_dir, scene.observer, clock=lambda: scene.now)
 
     def report(seconds: int) -> list[str]:
         out.truncate(out.seek(0))

@@ -116,8 +116,7 @@ def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
             actor = make_buffer(impatient, run_id)
             with pytest.raises(redis.ConnectionError):
                 while True:
-                    lease = await_lease(actor)
-                    actor.insert(lease, 0)
+                    actor.insert(await_lease(actor), 0)
                     num_stored += 1
         assert server.process.wait(DEADLINE_S) == 1
         assert "Can't recover from AOF write error when the AOF fsync policy is 'always'" in log_of(server.directory)

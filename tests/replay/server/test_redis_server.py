@@ -94,8 +94,7 @@ def test_the_server_wants_its_password_never_evicts_and_can_be_changed_and_read_
         client.bgrewriteaof()
         wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "the end of the rewrite")
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    open_to_others = [path for path in directory.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
-    assert open_to_others == []
+    assert [path for path in directory.rglob("*") if path.is_file() and path.stat().st_mode & 0o077] == []
 
 
 def test_a_private_server_can_be_reached_by_its_socket_alone_which_only_its_user_may_open(tmp_path: Path) -> None:

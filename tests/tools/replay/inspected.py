@@ -40,8 +40,7 @@ class Inspected:
         self.buffer.learner.acquire_epoch()
         byte_tokenizer(CHATML).save_pretrained(root / "model")
         model = {"model_path": str(root / "model"), "vocab_size": VOCAB_SIZE}
-        facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(Config()), **model)
-        Fleet(client, run_id).describe_run(facts)
+        Fleet(client, run_id).describe_run(msgspec.structs.replace(FACTS, config_yaml=dump_config(Config()), **model))
 
     def archive(self, step: int, groups: list[Group]) -> None:
         writer = ArchiveWriter(RunDir(self.root, self.run_id).trajectories, self.run_id, epoch=1)

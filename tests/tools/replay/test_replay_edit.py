@@ -23,8 +23,7 @@ def test_a_group_that_is_not_ready_is_set_aside_and_queued_again_as_well(inspect
     inspected.fill()
     inspected.fill(members=(0,))
     for number, state in (("1", "judging"), ("2", "leased"), ("3", "queued")):
-        said = inspected("quarantine", number, "--reason", "odd")
-        assert said == f"group {number}: quarantined; it was {state}\n"
+        assert inspected("quarantine", number, "--reason", "odd") == f"group {number}: quarantined; it was {state}\n"
         assert inspected("requeue", number) == f"group {number}: queued; it was quarantined\n"
         assert inspected.buffer.audit() == []
 
@@ -43,8 +42,7 @@ def test_a_change_that_the_state_of_a_group_forbids_is_refused_with_code_1(inspe
         "group 3: not changed: it is queued already",
         "group 9: not changed: it is not in Redis",
     ]
-    lines = inspected.json("requeue", "2", "9", code=1)
-    assert [line["done"] for line in lines] == [False, False]
+    assert [line["done"] for line in inspected.json("requeue", "2", "9", code=1)] == [False, False]
     assert inspected("quarantine", "2", "--reason", "odd")
     assert "it is quarantined already" in inspected("quarantine", "2", "--reason", "odd", code=1)
     assert inspected.buffer.audit() == []

@@ -83,8 +83,7 @@ def test_a_file_that_cannot_be_written_is_named_and_an_old_one_is_kept_unless_as
     assert list(inspected.root.glob("rows*")) == [path]
     path.rmdir()
     path.write_text("precious")
-    complaint = inspected("export", str(path), code=2)
-    assert "exists; choose another file, or overwrite it with --force" in complaint
+    assert "exists; choose another file, or overwrite it with --force" in inspected("export", str(path), code=2)
     assert path.read_text() == "precious"
     assert len(exported(inspected)) == 2
 

@@ -51,8 +51,7 @@ def found(inspected: Inspected) -> dict[str, float]:
 
 def test_people_get_a_table_and_hear_that_there_is_more(inspected: Inspected) -> None:
     inspected.open(*range(1, 9))
-    said = inspected("groups", "--limit", "3")
-    lines = said.splitlines()
+    lines = inspected("groups", "--limit", "3").splitlines()
     assert lines[0].split()[:3] == ["group", "state", "s"] and len(lines) == 5
     assert [lines[1].split()[place] for place in (0, 1, 3)] == ["1", "queued", "shop/train/1"]
     assert lines[-1] == "these are the first 3 groups; give --limit for more"
@@ -117,8 +116,7 @@ def test_who_may_only_read_can_ask_everything_that_changes_nothing(
 ) -> None:
     with start_server(tmp_path / "redis") as server, connect(server.admin_url) as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+ping", "+select", "+time")
-        url = f"redis://reader:secret@127.0.0.1:{server.port}"
-        run = Inspected(client, url, run_id, inspected.root, capsys)
+        run = Inspected(client, f"redis://reader:secret@127.0.0.1:{server.port}", run_id, inspected.root, capsys)
         run.filled(1, 2)
         assert len(run.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
         assert [group["group_id"] for group in run.json("groups")] == [2, 1]

@@ -42,8 +42,7 @@ def test_a_trajectory_is_shown_turn_by_turn_and_a_program_gets_the_same_as_json(
 
 def test_the_parts_of_a_reward_are_shown_and_a_number_that_json_does_not_have_is_null(inspected: Inspected) -> None:
     inspected.filled(1, part_values={"clear": 0.75, "long": 0.0}, duration_s=math.inf)
-    said = inspected("show", "1", "0")
-    assert "parts of the reward, without their weights: clear 0.75, long 0; 0.00 s" in said
+    assert "parts of the reward, without their weights: clear 0.75, long 0; 0.00 s" in inspected("show", "1", "0")
     [facts] = inspected.json("show", "1", "0")
     assert facts["part_values"] == {"clear": 0.75, "long": 0.0}
     assert facts["duration_s"] is None and facts["return"] == 0.0
@@ -125,8 +124,7 @@ def test_a_trained_group_is_shown_from_its_archive_without_a_server_and_damage_i
     assert inspected.buffer.ledger.trained == 1
     alone = ("redis.url=redis://127.0.0.1:1", f"model.path={inspected.root / 'model'}")
     for settings in ((), alone):
-        said = inspected("show", "1", "1", *settings)
-        assert "group 1, member 1, attempt 0, archived, claimed for step 4" in said
+        assert "group 1, member 1, attempt 0, archived, claimed for step 4" in inspected("show", "1", "1", *settings)
     complaint = inspected("show", "7", *alone, code=2)
     assert "group 7 is not in the train stream" in complaint and "no server answers" in complaint
     assert "trajectories has steps 4 to 4" in complaint

@@ -65,8 +65,7 @@ while True:
 
 
 def started(tmp_path: Path, script: str) -> Child:
-    log = tmp_path / "logs" / "child.log"
-    child = Child("child", ["sh", "-c", script], log=log, environment={"GREETING": "hello"})
+    child = Child("child", ["sh", "-c", script], log=tmp_path / "logs" / "child.log", environment={"GREETING": "hello"})
     child.start()
     return child
 

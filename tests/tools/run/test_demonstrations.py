@@ -24,8 +24,7 @@ def demonstrations(*overrides: str) -> list[Trajectory]:
 
 
 def actions(trajectory: Trajectory) -> list[str]:
-    tokens = trajectory.token_array()
-    return [shop_tokenizer().decode(tokens[turn.start : turn.stop]) for turn in trajectory.turns]
+    return [shop_tokenizer().decode(trajectory.token_array()[turn.start : turn.stop]) for turn in trajectory.turns]
 
 
 def test_an_expert_without_noise_always_succeeds_and_its_actions_are_what_is_imitated() -> None:

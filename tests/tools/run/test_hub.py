@@ -39,8 +39,7 @@ def test_the_files_of_a_model_are_read_in_utf8_whatever_the_locale_is(tmp_path: 
     for name in ("tokenizer.json", "chat_template.jinja"):
         (tmp_path / name).touch()
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    written = '{"_name_or_path": "Grüße", "max_position_embeddings": 4}'
-    (tmp_path / "config.json").write_text(written, encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"_name_or_path": "Grüße", "max_position_embeddings": 4}', encoding="utf-8")
     done = slipstream("eval", f"model.path={tmp_path}", "env.name=shop", **ASCII_LOCALE)
     assert done.returncode == 2 and "`model.max_tokens` must be <= 4, the context of the model" in done.stderr
 
