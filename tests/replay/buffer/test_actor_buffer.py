@@ -6,7 +6,6 @@ import pytest
 import redis
 
 from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, StopReason
-from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult
 from tests.replay.records.attempts import SAMPLING, Views, leased, ticket, turn
 
@@ -24,11 +23,11 @@ def test_a_heartbeat_keeps_the_leases_that_are_held_and_names_them(buffer: Views
 
 def test_a_lease_that_the_server_lost_with_its_newest_writes_is_fenced(buffer: Views) -> None:
     buffer.learner.open([ticket(0)])
-    saved = {name: buffer.client.dump(name) for name in buffer.client.scan_iter(key(buffer.run_id, "train", "*"))}
+    saved = {name: buffer.client.dump(name) for name in buffer.client.scan_iter(f"{buffer.base}:*")}
     zombie = leased(buffer, "zombie")
     for name, state in saved.items():
         buffer.client.restore(name, 0, state, replace=True)
-    buffer.client.delete(key(buffer.run_id, "train", "leased"))
+    buffer.client.delete(f"{buffer.base}:leased")
     heir = leased(buffer, "heir")
     assert heir.fence > zombie.fence
     assert buffer.actor.insert(zombie, buffer.attempt(zombie, 0)) is InsertResult.FENCED
@@ -49,7 +48,7 @@ def test_a_second_try_cannot_change_what_is_stored(buffer: Views) -> None:
 @pytest.mark.parametrize("record", ["", "0:{fence}", "0:{fence}:0:7:5:1:x:a", "-1:{fence}:0:7:5:1:100:a", "::::::::"])
 def test_what_is_no_record_is_refused_and_changes_nothing(buffer: Views, verb: str, record: str) -> None:
     lease = buffer.begin(ticket(0, num_members=1))
-    blob = key(buffer.run_id, "train", "blob", 0, 0, 0, lease.fence)
+    blob = f"{buffer.base}:blob:0:0:0:{lease.fence}"
     buffer.client.set(blob, b"payload", ex=60)
     with pytest.raises(redis.ResponseError, match="malformed record"):
         buffer.actor._verbs._scripts[verb](keys=[buffer.base, blob], args=[0, 0, record.format(fence=lease.fence)])

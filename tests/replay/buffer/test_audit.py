@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from slipstream.replay.buffer.audit import audit
-from slipstream.replay.records.keys import epoch_key, key
+from slipstream.replay.records.keys import epoch_key
 from slipstream.replay.records.ledger import read_ledger
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
@@ -88,7 +88,7 @@ def test_the_audit_names_a_lost_partial(buffer: Views) -> None:
     lease = leased(buffer)
     buffer.actor.hand_in(lease, buffer.partial(lease, 0))
     assert buffer.audit() == []
-    partial = key(buffer.run_id, "train", "partial", 2, 0, 0, lease.fence)
+    partial = f"{buffer.base}:partial:2:0:0:{lease.fence}"
     assert buffer.client.delete(partial) == 1
     assert buffer.audit() == [f"group 2 (leased) lost its payload {partial}"]
 

@@ -141,18 +141,6 @@ def test_an_insert_that_hears_nothing_is_made_again(
         assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
 
 
-class Recorder:
-    """Keeps every request that writes."""
-
-    def __init__(self) -> None:
-        self.requests: list[list[bytes]] = []
-
-    def __call__(self, request: list[bytes]) -> Fault:
-        if request[0].upper() in (b"EVALSHA", b"SET"):
-            self.requests.append(request)
-        return Fault.NONE
-
-
 def life_of_a_run(buffer: Views) -> Iterator[str]:
     """Every verb at least once, each with something to do; yields the name of what was just done."""
     buffer.learner.acquire_epoch()
@@ -209,14 +197,19 @@ def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(
     A claim whose answer is lost would be settled, and counted as trained, without having been seen; a reopen
     would have groups trained twice. So after each verb everything that was ever sent is delivered again.
     """
-    direct = make_buffer(redis_client, run_id)
-    recorder = Recorder()
-    proxy.judge = recorder
+    direct, writing = make_buffer(redis_client, run_id), list[list[bytes]]()
+
+    def recorded(request: list[bytes]) -> Fault:
+        if request[0].upper() in (b"EVALSHA", b"SET"):
+            writing.append(request)
+        return Fault.NONE
+
+    proxy.judge = recorded
     num_delivered = 0
     with connect(proxy.url(redis_server.password)) as through:
         for verb in life_of_a_run(make_buffer(through, run_id)):
             before = outcome(direct.learner.ledger())
-            for request in recorder.requests:
+            for request in writing:
                 with contextlib.suppress(redis.ResponseError):  # its answer is lost
                     redis_client.execute_command(*request)
                 num_delivered += 1

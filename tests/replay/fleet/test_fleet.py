@@ -1,6 +1,7 @@
 """Who is alive, and how an actor joins a run."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -48,18 +49,11 @@ def test_a_member_that_stops_beating_is_gone_after_its_time(fleet: Fleet, monkey
 def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
     fleet: Fleet, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, num_whole = Fleet(redis_client, run_id), 0
-    everyone = Fleet.everyone
-
-    def counted(self: Fleet) -> list[Member]:
-        nonlocal num_whole
-        num_whole += 1
-        return everyone(self)
-
-    monkeypatch.setattr(Fleet, "everyone", counted)
+    other, whole = Fleet(redis_client, run_id), Mock(wraps=fleet.everyone)
+    monkeypatch.setattr(fleet, "everyone", whole)
     redis_client.hset(key(run_id, "fleet"), mapping={f"old-{i}": encode(member(f"old-{i}")) for i in range(50)})
     other.beat(member("a"))
-    assert [len(each) for each in fleet.census()] == [1, 51] and num_whole == 1
+    assert [len(each) for each in fleet.census()] == [1, 51] and whole.call_count == 1
     other.beat(member("a", generated_tokens=7))
     other.beat(member("b"))
     assert fleet.census().alive == [member("a", generated_tokens=7), member("b")]
@@ -67,10 +61,10 @@ def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
     other.leave("a")
     census = fleet.census()
     assert census.alive == [member("b")] and member("a", generated_tokens=9) in census.everyone
-    assert len(census.everyone) == 52 and num_whole == 1
+    assert len(census.everyone) == 52 and whole.call_count == 1
     other.beat(member("short"))
     other.leave("short")
-    assert member("short") in fleet.census().everyone and num_whole == 2
+    assert member("short") in fleet.census().everyone and whole.call_count == 2
     redis_client.delete(key(run_id, "fleet"), key(run_id, "fleet", "deadlines"))
     assert fleet.census() == ([], [])
 

@@ -1,5 +1,6 @@
 """Users of a shared server: each can do its part of a run, and nothing else."""
 
+import contextlib
 import inspect
 import itertools
 import logging
@@ -57,16 +58,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def enter(server: Server) -> Iterator[Enter]:
-    clients: list[redis.Redis] = []
+    with contextlib.ExitStack() as clients:
 
-    def enter(role: Role, run_id: str = RUN, *, patience_s: float = 60) -> redis.Redis:
-        url = f"redis://{user_of(run_id, role)}:{PASSWORD}@127.0.0.1:{server.port}/0"
-        clients.append(connect(url, patience_s=patience_s))
-        return clients[-1]
+        def enter(role: Role, run_id: str = RUN, *, patience_s: float = 60) -> redis.Redis:
+            url = f"redis://{user_of(run_id, role)}:{PASSWORD}@127.0.0.1:{server.port}/0"
+            return clients.enter_context(connect(url, patience_s=patience_s))
 
-    yield enter
-    for client in clients:
-        client.close()
+        yield enter
 
 
 def test_each_role_can_do_its_part_of_every_verb(enter: Enter) -> None:

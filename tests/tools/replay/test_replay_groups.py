@@ -15,7 +15,7 @@ from tests.tools.replay.inspected import Inspected
 from tests.waiting import wait_until
 
 
-def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: Inspected) -> None:
+def test_groups_are_listed_with_their_state_holder_members_step_and_lag(inspected: Inspected) -> None:
     inspected.filled(1, 2, 3, 4, 5, policy_version=2)
     inspected.fill(actor="actor-1")
     assert [group.ticket.group_id for group in inspected.buffer.learner.claim(7, 1, policy_version=4, max_lag=9)] == [1]
@@ -31,6 +31,9 @@ def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: I
     assert groups[4]["holder"] == "" and groups[4]["lease_left_s"] is None
     assert groups[2]["task"] == "shop/train/2" and groups[2]["attempts"] == 1
     assert all(0 <= row["changed_s"] <= row["opened_s"] < 600 for row in groups.values())
+    assert groups[3]["lag"] is None, "nothing is published yet"
+    Bulletin(inspected.client, inspected.run_id).announce(empty_offer(5))
+    assert inspected.json("groups", "--state", "leased")[0]["lag"] == 2
 
 
 def test_times_are_the_servers_and_begin_anew_with_each_state(inspected: Inspected) -> None:
@@ -55,13 +58,6 @@ def test_people_get_a_table_and_hear_that_there_is_more(inspected: Inspected) ->
     assert lines[0].split()[:3] == ["group", "state", "s"] and len(lines) == 5
     assert [lines[1].split()[place] for place in (0, 1, 3)] == ["1", "queued", "shop/train/1"]
     assert lines[-1] == "these are the first 3 groups; give --limit for more"
-
-
-def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> None:
-    inspected.filled(1, policy_version=2)
-    assert inspected.json("groups")[0]["lag"] is None  # nothing is published yet
-    Bulletin(inspected.client, inspected.run_id).announce(empty_offer(5))
-    assert inspected.json("groups")[0]["lag"] == 3
 
 
 def test_thousands_of_groups_are_listed_while_others_work(buffer: Views) -> None:

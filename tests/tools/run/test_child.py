@@ -16,9 +16,7 @@ import pytest
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.tools.run import child as child_module
 from slipstream.tools.run.child import Child
-from tests.waiting import wait_until
-
-DEADLINE_S = 60.0
+from tests.waiting import DEADLINE_S, wait_until
 
 SUPERVISOR = """
 import sys, time
