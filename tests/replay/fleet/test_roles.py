@@ -159,6 +159,7 @@ def test_a_fleet_of_one_run_has_no_user_of_another_run() -> None:
     for fleet in ("learner", "viewer", "spot-1"):
         with pytest.raises(ConfigError, match=r"--fleet.*none of learner, actor, viewer"):
             UsersOptions(fleet=fleet)
+            pytest.fail(f"{fleet} was accepted")
     runs, fleets = ("demo", "demo-actor", "demo-actor-spot1"), ("", "spot1", "Learner")
     users = [user_of(run_id, Role.ACTOR, fleet=UsersOptions(fleet=fleet).fleet) for run_id in runs for fleet in fleets]
     users += [user_of(run_id, role) for run_id in runs for role in Role if role is not Role.ACTOR]
