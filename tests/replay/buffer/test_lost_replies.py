@@ -39,10 +39,6 @@ class Scene:
     def insert(self, member: int) -> InsertResult:
         return self.buffer.actor.insert(self.lease, self.buffer.attempt(self.lease, member))
 
-    def blob(self, group_id: int) -> Any:
-        (name,) = self.direct.names(f"blob:{group_id}:0")
-        return name
-
 
 def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Scene:
     tickets = [ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)]
@@ -63,7 +59,8 @@ def acts_as_the_newest_learner(scene: Scene) -> None:
 
 
 def claims_what_is_lost(scene: Scene) -> list[int]:
-    scene.client.delete(scene.blob(1))
+    (blob,) = scene.direct.names("blob:1:0")
+    scene.client.delete(blob)
     return ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0))
 
 

@@ -84,16 +84,6 @@ def test_a_missing_or_garbled_address_breaks_the_group_not_the_process(redis_cli
         join(redis_client, run_id)
 
 
-def listening(pid: int) -> list[tuple[str, int]]:
-    found = psutil.Process(pid).net_connections(kind="inet")
-    return [(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN]
-
-
-def poison(client: redis.Redis, run_id: str, numbers: range) -> None:
-    for number in numbers:
-        client.hset(name_of(run_id, number), mapping={f"0/{rank}": b"" for rank in range(4)})
-
-
 def test_a_publisher_listens_on_its_host_alone_and_outlives_forged_keys_and_garbage_on_every_port(plane: Plane) -> None:
     with plane.publishing(broadcast_timeout_s=3.0) as publisher, following(plane.info("a", "broadcast")) as received:
 
@@ -105,12 +95,14 @@ def test_a_publisher_listens_on_its_host_alone_and_outlives_forged_keys_and_garb
         wait_until(lambda: plane.bulletin.broadcast_members() == ["a"], "the member")
         arrives(1)
         wait_until(lambda: publisher.stats.num_broadcasts == 1, "a broadcast")
-        ports = listening(pid)
-        assert ports and {host for host, _ in ports} == {"127.0.0.1"}
-        for host, port in ports:
+        found = psutil.Process(pid).net_connections(kind="inet")
+        listening = [(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN]
+        assert listening and {host for host, _ in listening} == {"127.0.0.1"}
+        for host, port in listening:
             for data in shouts(port):
                 shout(host, port, data)
-        poison(plane.client, plane.run_id, range(2, 20))
+        for number in range(2, 20):
+            plane.client.hset(name_of(plane.run_id, number), mapping={f"0/{rank}": b"" for rank in range(4)})
         arrives(2)
         arrives(3)
         assert publisher._process.pid == pid

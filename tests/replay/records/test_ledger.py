@@ -10,16 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Outcome
@@ -479,7 +472,7 @@ def test_the_books_balance_after_any_action_of_actors_learners_and_people(
     with start_server(tmp_path) as server, connect(server.admin_url) as client:
         client.config_set("appendonly", "no")
         Books.client = LossyRedis(connection_pool=client.connection_pool)
-        run_state_machine_as_test(
+        stateful.run_state_machine_as_test(
             Books,
             settings=settings(
                 max_examples=min(BATCH, NUM_EXAMPLES - start),

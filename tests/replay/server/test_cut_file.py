@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_nex
     """The cut is inside a transaction: what Redis leaves of it must not be taken for the beginning of another."""
     directory = tmp_path / "redis"
     with start_server(directory) as server, connect(server.secret_url) as client:
-        play_some(make_buffer(client, run_id), run_id, first_group_id=0)
+        play_some(make_buffer(client, run_id), first_group_id=0)
     file = aof_of(directory)
     whole = file.read_bytes()
     start, stop = whole.rfind(b"MULTI", 0, whole.rfind(b"MULTI")), whole.rfind(b"EXEC")
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_nex
     with connect(server.secret_url) as client:
         buffer = make_buffer(client, run_id)
         assert buffer.audit() == []
-        play_some(buffer, run_id, first_group_id=10)
+        play_some(buffer, first_group_id=10)
         assert buffer.audit() == []
         ledger = buffer.ledger
         server.process.kill()
@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_nex
             assert buffer.audit() == [] and buffer.ledger == ledger and ledger.repairs == 0
 
 
-def play_some(buffer: Views, run_id: str, *, first_group_id: int) -> None:
+def play_some(buffer: Views, *, first_group_id: int) -> None:
     """Three groups: trained, ready, leased."""
     buffer.start(*(ticket(group_id) for group_id in range(first_group_id, first_group_id + 3)))
     for num_members in (2, 2, 1):

@@ -19,10 +19,6 @@ SMALL = TinyShape(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=
 TEXTS = ["find plain dress under 25", "click[plain dress 10]", "a [SEP] b"]
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
-
-
 def test_the_folder_loads_as_any_other_with_the_shape_asked_for_and_one_token_for_each_word(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, texts=TEXTS, shape=SMALL, max_tokens=64, seed=0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
@@ -41,7 +37,7 @@ def test_the_folder_loads_as_any_other_with_the_shape_asked_for_and_one_token_fo
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
     for name, seed, texts in (("a", 3, TEXTS), ("b", 3, TEXTS[::-1]), ("c", 4, TEXTS)):
         make_tiny_model(tmp_path / name, texts=texts, shape=SMALL, max_tokens=64, seed=seed)
-    first, again, other = (weights(tmp_path / name) for name in "abc")
+    first, again, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in "abc")
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
     tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in "ab"]
