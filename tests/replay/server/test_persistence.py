@@ -15,22 +15,12 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.connection import connect
-from slipstream.tools.lab.loopback_server import Server, start_server
+from slipstream.tools.lab.loopback_server import start_server
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 from tests.stand_ins import aof_of
 
 WRITING_S = 2.5
 NUM_AHEAD = 50
-
-
-def start_with(directory: Path, settings: str) -> Server:
-    """A server that keeps its data in this way, also when it is started again."""
-    start_server(directory).stop()
-    (directory / "appendonly.aof").unlink(missing_ok=True)
-    shutil.rmtree(directory / "appendonlydir", ignore_errors=True)
-    config = directory / "redis.conf"
-    config.write_text(config.read_text() + settings)  # the last of two settings holds
-    return start_server(directory)
 
 
 def insert_for_a_while(buffer: Views, file: Path) -> list[tuple[float, int]]:
@@ -68,8 +58,12 @@ def test_what_is_lost_when_the_server_is_killed_and_when_the_power_fails(
     settings: str, synced_before_s: float | None, tmp_path: Path, run_id: str
 ) -> None:
     directory = tmp_path / "redis"
-    server = start_with(directory, settings)
-    file = aof_of(directory)
+    start_server(directory).stop()
+    (directory / "appendonly.aof").unlink(missing_ok=True)
+    shutil.rmtree(directory / "appendonlydir", ignore_errors=True)
+    config = directory / "redis.conf"
+    config.write_text(config.read_text() + settings)  # the last of two settings holds, at later starts too
+    server, file = start_server(directory), aof_of(directory)
     with connect(server.secret_url) as client:
         written = insert_for_a_while(make_buffer(client, run_id), file)
         server.process.kill()
