@@ -2,6 +2,7 @@
 
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -20,12 +21,9 @@ def test_tickets_out_of_order_are_refused_rather_than_forgotten(buffer: Views) -
 
 def test_a_claim_that_raised_is_the_same_when_tried_again(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer.play(0, 1)
-
-    def cut(*_: object) -> None:
-        raise redis.ConnectionError("the connection broke before the payloads came")
-
+    cut = redis.ConnectionError("the connection broke before the payloads came")
     with monkeypatch.context() as patched:
-        patched.setattr(Bulk, "read", cut)
+        patched.setattr(Bulk, "read", Mock(side_effect=cut))
         with pytest.raises(redis.ConnectionError):
             buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     assert buffer.ledger.claimed == 1

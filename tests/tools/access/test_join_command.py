@@ -89,18 +89,15 @@ def test_where_there_are_users_by_role_the_host_gets_an_actors(capsys: pytest.Ca
         assert words[2] == f"redis.url=redis://{user}@10.0.0.1:6379/2" and f"the Redis user {user};" in needs
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_what_no_host_can_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for settings, said in (
         ([], "`redis.url` is empty; give the URL at which the new host reaches"),
         (["redis.url=unix:///tmp/redis.sock"], "is a socket file, which other hosts cannot reach; start the learner"),
         ([OTHERS, "--fleet=a b"], "`--fleet` must be 1 to 32 letters and digits, and none of learner, actor, viewer"),
-    ],
-)
-def test_what_no_host_can_use_is_refused(capsys: pytest.CaptureFixture[str], settings: list[str], said: str) -> None:
-    assert main(["access", "join", *settings]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and said in shown.err
+    ):
+        assert main(["access", "join", *settings]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and said in shown.err
 
 
 def test_a_key_is_written_once_and_where_its_folder_can_be(refused: Output, tmp_path: Path) -> None:
