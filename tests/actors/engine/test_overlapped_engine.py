@@ -10,23 +10,8 @@ from slipstream.actors.engine import vllm_engine
 from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
-from tests.actors.vllm_engines import (
-    LONG,
-    ONES,
-    PROMPT,
-    Offers,
-    Policies,
-    check_completion,
-    check_crossing,
-    deaths_of,
-    policies,
-    refreshed_in_mid_generation,
-    run,
-    server,
-    started,
-)
-
-__all__ = ["policies", "server"]  # fixtures
+from tests.actors.generations import check_completion, check_crossing, crossings_of, deaths_of
+from tests.actors.vllm_engines import LONG, ONES, PROMPT, Offers, Policies, run, started
 
 
 @pytest.fixture(scope="module", params=["keep", "recompute"])
@@ -60,7 +45,7 @@ def test_a_commit_collects_the_batch_in_flight_first(
     engine: VllmEngine, policies: Policies, server: Offers, request: pytest.FixtureRequest
 ) -> None:
     old, new = policies.models[0], policies.models[1]
-    crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
+    crossings, _ = run(crossings_of(engine, server.offer(new, policy_version=1)))
     for crossing in crossings:
         check_crossing(crossing, old, new, keeps_kv="keep" in request.node.name)
 

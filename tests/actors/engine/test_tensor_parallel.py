@@ -21,26 +21,16 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.lab.bench.weights_stage import publish_whole
 from slipstream.tools.run.tiny_model import TinyShape
-from tests.actors.vllm_engines import (
-    RECEIVER,
-    Offers,
-    Policies,
-    check_serves,
-    check_spans,
-    make_policies,
-    probe_by,
-    refreshed_in_mid_generation,
-    run,
-    started,
-)
+from tests.actors.forward_pass import probe_by
+from tests.actors.generations import check_serves, check_spans, crossings_of
+from tests.actors.vllm_engines import RECEIVER, Offers, Policies, make_policies, run, started
 from tests.learner.publisher.offers import publisher_settings
 from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    heads = TinyShape(num_heads=4, num_kv_heads=2)
-    return make_policies(tmp_path_factory.mktemp("model") / "tiny", heads)
+    return make_policies(tmp_path_factory.mktemp("model") / "tiny", TinyShape(num_heads=4, num_kv_heads=2))
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +55,8 @@ def workers_of(engine: VllmEngine) -> list[psutil.Process]:
 def holders_of_received_weights(engine: VllmEngine) -> set[int]:
     """The pids of the engine's processes that keep received weights in host memory."""
     pids = [engine._process._popen.pid, *(worker.pid for worker in workers_of(engine))]
-    files = [
-        (pid, str(file.readlink())) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()
-    ]
-    return {pid for pid, name in files if "slipstream-received-weights" in name}
+    files = [(pid, file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
+    return {pid for pid, file in files if "slipstream-received-weights" in str(file.readlink())}
 
 
 async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCausalLM) -> Offer:
@@ -87,13 +75,11 @@ def test_two_workers_agree_with_one_forward_pass(engine: VllmEngine, policies: P
     assert len(workers_of(engine)) >= 2
 
 
-def test_corrupt_weights_are_refused_and_the_old_ones_serve(engine: VllmEngine, policies: Policies) -> None:
-    server = Offers()
+def test_corrupt_weights_are_refused_and_old_ones_go(engine: VllmEngine, policies: Policies, server: Offers) -> None:
     offer = server.offer(policies.models[2], policy_version=1)
     server.corrupt(offer)
     with pytest.raises(WeightsRefused):
         run(engine.stage(offer))
-    server.close()
     check_serves(engine, policies.models[0], version=0)
 
 
@@ -105,7 +91,7 @@ def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_
     settings = publisher_settings(redis_url, run_of_file, entries, learner_epoch=1, broadcast_timeout_s=60.0)
     with closing(Publisher(settings, log_path=tmp_path / "publisher.log")) as publisher:
         offer = run(broadcast(bulletin, publisher, new))
-        crossings, _ = run(refreshed_in_mid_generation(engine, offer))
+        crossings, _ = run(crossings_of(engine, offer))
         run(until(lambda: publisher.stats.num_broadcasts == 1))
         assert len(holders_of_received_weights(engine)) == 1, "a machine needs one host copy for all workers"
     for crossing in crossings:

@@ -26,30 +26,10 @@ from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.model_folder import SHAPES
 from slipstream.envhub.catalogue import make_any_env
 from tests.actors.episode.episodes import ALLOWANCE, rollout_of
-from tests.actors.vllm_engines import (
-    LONG,
-    MAX_TOKENS,
-    ONES,
-    PROMPT,
-    RECEIVER,
-    TOLERANCE,
-    Offers,
-    Policies,
-    check_completion,
-    check_crossing,
-    check_serves,
-    deaths_of,
-    forward_logprobs,
-    policies,
-    refreshed_in_mid_generation,
-    run,
-    server,
-    started,
-    worst,
-)
+from tests.actors.forward_pass import TOLERANCE, forward_logprobs, worst
+from tests.actors.generations import check_completion, check_crossing, check_serves, committed, crossings_of, deaths_of
+from tests.actors.vllm_engines import LONG, MAX_TOKENS, ONES, PROMPT, RECEIVER, Offers, Policies, run, started
 from tests.waiting import until
-
-__all__ = ["policies", "server"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +86,8 @@ def test_turns_of_an_agent_have_the_log_probabilities_of_a_forward(keeping: Vllm
 
 async def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngine, policies: Policies) -> None:
     end = policies.models[0].generation_config.eos_token_id
-    completions = await asyncio.gather(
-        *(keeping.generate([*PROMPT, member], LONG, seed=member) for member in range(24))
-    )
+    generating = [keeping.generate([*PROMPT, member], LONG, seed=member) for member in range(24)]
+    completions = await asyncio.gather(*generating)
     stopped = [completion for completion in completions if completion.finish_reason == "stop"]
     cut = [completion for completion in completions if completion.finish_reason == "length"]
     assert stopped and cut
@@ -188,8 +167,7 @@ def test_weights_of_another_model_never_travel(keeping: VllmEngine, policies: Po
 
 def test_a_refresh_keeps_running_requests_and_their_kv(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     old, new = policies.models[0], policies.models[1]
-    offer = server.offer(new, policy_version=1)
-    crossings, pause_s = run(refreshed_in_mid_generation(keeping, offer))
+    crossings, pause_s = run(crossings_of(keeping, server.offer(new, policy_version=1)))
     assert 0 < pause_s < 10
     for crossing in crossings:
         check_crossing(crossing, old, new, keeps_kv=True)
@@ -200,9 +178,7 @@ def test_a_refresh_keeps_running_requests_and_their_kv(keeping: VllmEngine, poli
 def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     """The prompt was served before: neither its cached prefix nor a packed output layer may survive a commit."""
     run(keeping.generate(PROMPT * 16, ONES))
-    offer = server.offer(policies.models[2], policy_version=2)
-    run(keeping.stage(offer))
-    run(keeping.commit(2))
+    committed(keeping, server.offer(policies.models[2], policy_version=2))
     completion = run(keeping.generate(PROMPT * 16, ONES))
     assert keeping.policy_version == 2
     check_completion(completion, policies.models[2], version=2, prompt=PROMPT * 16)
@@ -274,13 +250,8 @@ ALWAYS = {"hf_overrides": {"head_dtype": "float32"}, "async_scheduling": True}  
 
 def shapes_folder(folder: Path, *, num_weights: int) -> str:
     """A token of its model has keys and values of 128 KiB in bfloat16."""
-    Qwen3Config(
-        num_hidden_layers=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=1 << 20,
-        architectures=["Qwen3ForCausalLM"],
-    ).save_pretrained(folder)
+    sizes = {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 1 << 20}
+    Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
     (folder / SHAPES).write_text(json.dumps({"weight": [num_weights // 2, 2]}))
     return str(folder)
 

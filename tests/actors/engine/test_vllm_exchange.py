@@ -13,30 +13,12 @@ from slipstream.actors.engine import vllm_engine
 from slipstream.actors.engine.engine import EngineSpoiled
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
-from slipstream.common.transfer.weights import Offer
 from slipstream.tools.run.tiny_model import TinyShape
 from tests.actors.exchanging_engine import MODULE, SETTINGS, Settings
-from tests.actors.vllm_engines import (
-    Offers,
-    Policies,
-    check_crossing,
-    check_serves,
-    make_policies,
-    policies,
-    refreshed_in_mid_generation,
-    run,
-    server,
-    started,
-)
-
-__all__ = ["policies", "server"]  # fixtures
+from tests.actors.generations import check_crossing, check_serves, committed, crossings_of
+from tests.actors.vllm_engines import Offers, Policies, make_policies, run, started
 
 ROOM = 1 << 30
-
-
-@pytest.fixture
-def tensor_parallel_policies(tmp_path: Path) -> Policies:
-    return make_policies(tmp_path / "tiny", TinyShape(num_heads=4, num_kv_heads=2))
 
 
 @contextmanager
@@ -48,11 +30,6 @@ def exchanging(policies: Policies, settings: Settings, *, tensor_parallel: int =
         engine = started(policies.folder, kv_policy="recompute", tensor_parallel=tensor_parallel)
     yield engine
     asyncio.run(engine.close())
-
-
-def committed(engine: VllmEngine, offer: Offer) -> None:
-    run(engine.stage(offer))
-    run(engine.commit(offer.manifest.policy_version))
 
 
 def check_takes(engine: VllmEngine, server: Offers, policies: Policies, number: int, *, version: int) -> None:
@@ -71,7 +48,7 @@ def check_refuses_version_2(engine: VllmEngine, server: Offers, policies: Polici
 def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, server: Offers, tmp_path: Path) -> None:
     settings = Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
     with exchanging(policies, settings) as engine:
-        crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(policies.models[1], policy_version=1)))
+        crossings, _ = run(crossings_of(engine, server.offer(policies.models[1], policy_version=1)))
         for crossing in crossings:
             check_crossing(crossing, policies.models[0], policies.models[1])
         check_refuses_version_2(engine, server, policies)
@@ -85,10 +62,9 @@ def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, serve
 
 
 @pytest.mark.long
-def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
-    tensor_parallel_policies: Policies, server: Offers, tmp_path: Path
-) -> None:
-    policies, settings = tensor_parallel_policies, Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
+def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(server: Offers, tmp_path: Path) -> None:
+    policies = make_policies(tmp_path / "tiny", TinyShape(num_heads=4, num_kv_heads=2))
+    settings = Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
     with exchanging(policies, settings, tensor_parallel=2) as engine:
         check_takes(engine, server, policies, 1, version=1)
         check_refuses_version_2(engine, server, policies)

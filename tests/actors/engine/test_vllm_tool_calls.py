@@ -23,10 +23,9 @@ from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.engine.test_logprob_parity import recomputed, save_changed, versions_of_turns
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
 from tests.actors.tool_parsing import LOOK
-from tests.actors.vllm_engines import MAX_TOKENS, TOLERANCE, Offers, Policies, server, started
+from tests.actors.forward_pass import TOLERANCE
+from tests.actors.vllm_engines import MAX_TOKENS, Offers, Policies, started
 from tests.tools.run.tiny_model import FLOAT32
-
-__all__ = ["server"]  # a fixture
 
 MOST_CHANGES = 8  # of the weights, in search of a call in which they change
 
@@ -85,10 +84,8 @@ async def explores(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str
 
 async def delegates(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     """An agent with two sub-agents at the same time, of which one drops thoughts and chooses among two answers."""
-    calls = await asyncio.gather(
-        _explores(client, n=1, drops_thoughts=False), _explores(client, n=2, drops_thoughts=True)
-    )
-    return {"calls": float(sum(calls))}
+    both = _explores(client, n=1, drops_thoughts=False), _explores(client, n=2, drops_thoughts=True)
+    return {"calls": float(sum(await asyncio.gather(*both)))}
 
 
 async def _explores(client: openai.AsyncOpenAI, *, n: int, drops_thoughts: bool) -> int:
@@ -129,11 +126,7 @@ def counts_of(trajectories: list[Trajectory], versions: Versions) -> Counts:
         differences = np.abs(recomputed(versions.learners, trajectory) - trajectory.behaviour_logprob_array())
         checked = trajectory.loss_mask_array()
         worst, num_tokens = max(worst, float(differences[checked].max())), num_tokens + int(checked.sum())
-    turns = [
-        (turn, trajectory.token_array()[turn.start : turn.stop])
-        for trajectory in trajectories
-        for turn in trajectory.turns
-    ]
+    turns = [(turn, each.token_array()[turn.start : turn.stop]) for each in trajectories for turn in each.turns]
     assert num_tokens == sum(len(tokens) for _, tokens in turns)  # every sampled token is trained once
     return Counts(
         tokens=num_tokens,
@@ -183,9 +176,8 @@ async def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, v
 @pytest.mark.long
 def test_so_they_have_in_branches_and_under_new_weights(engine: VllmEngine, versions: Versions, server: Offers) -> None:
     """By chance no call runs when the weights change, most often on a busy machine: then they change again."""
-    weights = [
-        {name: value.detach() for name, value in each.named_parameters()} for each in versions.policies.models.values()
-    ]
+    models = versions.policies.models.values()
+    weights = [{name: value.detach() for name, value in each.named_parameters()} for each in models]
     alternating = replace(versions, learners=versions.learners * MOST_CHANGES)
 
     async def episodes(policy_version: int) -> list[Trajectory]:
