@@ -24,9 +24,8 @@ class BlockingEnv(GuessEnv):
 
 async def main(url: str, run_id: str) -> None:
     watch(limit_s=3 * LEASE_TTL_S)
-    client = connect(url)
     actor = Actor("blocked", run_id, env_name="tests.actors.blocked_actor:BlockingEnv")
-    await acting(actor, make_buffer(client, run_id, lease_ttl_s=LEASE_TTL_S), client, Shutdown())
+    await acting(actor, make_buffer(connect(url), run_id, lease_ttl_s=LEASE_TTL_S), Shutdown())
 
 
 if __name__ == "__main__":

@@ -100,12 +100,6 @@ def test_an_exchange_allocates_one_temporary_of_the_size_of_a_piece() -> None:
     assert allocations.sizes == [4096]
 
 
-def unlike(change: Callable[[nn.Module], None]) -> nn.Module:
-    shadow = other_values(MODEL)
-    change(shadow)
-    return shadow
-
-
 MODEL = model_with_tied_weights()
 
 
@@ -150,9 +144,10 @@ def overlap(shadow: nn.Module) -> None:
     ],
 )
 def test_a_shadow_that_is_not_alike_changes_nothing(change: Callable[[nn.Module], None], reason: str) -> None:
-    before = values_of(MODEL)
+    shadow, before = other_values(MODEL), values_of(MODEL)
+    change(shadow)
     with pytest.raises(Unpaired, match=reason):
-        pieces_of(MODEL, unlike(change))
+        pieces_of(MODEL, shadow)
     assert same(values_of(MODEL), before)
 
 

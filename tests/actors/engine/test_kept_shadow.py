@@ -29,6 +29,7 @@ class Model(nn.Module):
         self.layer.weight = nn.Parameter(torch.full((2, 3), OLD), requires_grad=False)
         self.kernel: object = None
         self.packs = False
+        record_metadata_for_reloading(self)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         loaded = set()
@@ -46,12 +47,6 @@ def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_shadow, "memory_of", lambda device: (8 * GIB, 80 * GIB))
 
 
-def model_of() -> Model:
-    model = Model()
-    record_metadata_for_reloading(model)
-    return model
-
-
 def kept(model: Model, *, room_bytes: int = ROOM) -> KeptShadow:
     config = SimpleNamespace(dtype=torch.float32)
     return KeptShadow(model, config, device=torch.device("cpu"), room_bytes=room_bytes)
@@ -66,7 +61,7 @@ def values(model: nn.Module) -> list[float]:
 
 
 def test_one_shadow_takes_every_version_and_the_model_changes_at_the_switch_only() -> None:
-    model = model_of()
+    model = Model()
     shadow, address = kept(model), model.layer.weight.data_ptr()
     first = shadow.load(weights(NEW), has_committed=False)
     assert first is not None and first.untouched == [] and values(model) == [OLD]
@@ -82,7 +77,7 @@ def test_one_shadow_takes_every_version_and_the_model_changes_at_the_switch_only
 
 
 def test_a_shadow_whose_load_failed_is_freed_and_the_next_load_has_a_new_one() -> None:
-    model = model_of()
+    model = Model()
     shadow = kept(model)
     assert shadow.load(weights(NEW), has_committed=False) is not None
     lost = weakref.ref(shadow._shadow)
@@ -96,7 +91,7 @@ def test_a_shadow_whose_load_failed_is_freed_and_the_next_load_has_a_new_one() -
 
 
 def test_a_reload_that_replaces_an_attribute_ends_the_shadow_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    model = model_of()
+    model = Model()
     model.packs = True
     shadow = kept(model)
     for _ in range(2):
@@ -109,7 +104,7 @@ def test_a_reload_that_replaces_an_attribute_ends_the_shadow_and_says_why(caplog
 
 
 def test_an_implementation_with_a_tensor_of_its_own_allows_no_shadow(caplog: pytest.LogCaptureFixture) -> None:
-    model = model_of()
+    model = Model()
     model.layer.impl = SimpleNamespace(sinks=torch.ones(2), process_weights_after_loading=print)
     assert kept(model).load(weights(NEW), has_committed=True) is None
     assert "vLLM derives layer.impl.sinks from the weights" in caplog.text
@@ -118,7 +113,7 @@ def test_an_implementation_with_a_tensor_of_its_own_allows_no_shadow(caplog: pyt
 def test_without_room_of_its_own_a_shadow_waits_for_the_first_commit_and_then_takes_what_is_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = model_of()
+    model = Model()
     shadow = kept(model, room_bytes=0)
     assert shadow.load(weights(NEW), has_committed=False) is None
     monkeypatch.setattr(kept_shadow, "memory_of", lambda device: (11 * GIB, 80 * GIB))
@@ -133,7 +128,7 @@ def test_a_shadow_without_room_is_given_up(monkeypatch: pytest.MonkeyPatch, capl
     def exhausted(*_: object) -> list[str]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    model = model_of()
+    model = Model()
     shadow = kept(model)
     monkeypatch.setattr(kept_shadow, "reload", exhausted)
     assert shadow.load(weights(NEW), has_committed=False) is None

@@ -7,50 +7,43 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import redis
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.records.trajectory import (
-    LogprobArray,
-    MaskArray,
-    Outcome,
-    Sampling,
-    Trajectory,
-    check,
-)
-from slipstream.common.text.action_format import action_format
+from slipstream.common.records.trajectory import LogprobArray, MaskArray, Outcome, Sampling, Trajectory, check
 from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_layout, full_tensors
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.tools.lab.bench.weights_stage import publish_whole
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, policy_versions
-from tests.actors.vllm_engines import MAX_TOKENS, RECEIVER, TOLERANCE, started
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
+from tests.actors.forward_pass import TOLERANCE
+from tests.actors.vllm_engines import MAX_TOKENS, RECEIVER, started
 from tests.learner.publisher.offers import publisher_settings
+from tests.learner.publisher.test_weights import Plane
 from tests.tools.run.tiny_model import FLOAT32
 
 NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
+LIMITS = dataclasses.replace(ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0)
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
 CUT_SAMPLING = Sampling(temperature=0.9, top_p=0.9, top_k=5, max_turn_tokens=32)
 
@@ -72,12 +65,8 @@ def policies(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Policies
     for version in range(1, NUM_VERSIONS):
         save_changed(folder, root / f"version_{version}", seed=version)
     settings = dataclasses.replace(FLOAT32, temperature=SAMPLING.temperature)
-    return Policies(
-        folder=folder,
-        models=[
-            load_model(root / f"version_{version}", ranks=ranks, settings=settings) for version in range(NUM_VERSIONS)
-        ],
-    )
+    folders = [root / f"version_{version}" for version in range(NUM_VERSIONS)]
+    return Policies(folder=folder, models=[load_model(each, ranks=ranks, settings=settings) for each in folders])
 
 
 def save_changed(folder: Path, changed: Path, *, seed: int) -> None:
@@ -99,27 +88,17 @@ def save_changed(folder: Path, changed: Path, *, seed: int) -> None:
     ],
 )
 def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_generation(
-    kv_policy: str,
-    sampling: Sampling,
-    policies: Policies,
-    redis_client: redis.Redis,
-    redis_url: str,
-    run_id: str,
-    tmp_path: Path,
+    kv_policy: str, sampling: Sampling, policies: Policies, plane: Plane
 ) -> None:
-    entries = full_layout(policies.models[0])
-    settings = publisher_settings(redis_url, run_id, entries, learner_epoch=1)
-    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
-    receiver = dataclasses.replace(RECEIVER, redis_url=redis_url, run_id=run_id, chunk_bytes=1 << 20)
-    engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver)
-    counts = RefreshCounts()
-    try:
-        trajectories = asyncio.run(
-            episodes_under_refreshes(engine, publisher, policies, counts, redis_client, run_id, sampling)
-        )
-    finally:
-        asyncio.run(engine.close())
-        publisher.close()
+    entries, place = full_layout(policies.models[0]), {"redis_url": plane.redis_url, "run_id": plane.run_id}
+    settings = publisher_settings(**place, entries=entries, learner_epoch=1)
+    receiver = dataclasses.replace(RECEIVER, **place, chunk_bytes=1 << 20)
+    with closing(Publisher(settings, log_path=plane.folder / "publisher.log")) as publisher:
+        engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver)
+        try:
+            trajectories, counts = asyncio.run(episodes_under_refreshes(engine, publisher, policies, plane, sampling))
+        finally:
+            asyncio.run(engine.close())
     assert counts.num_committed == NUM_VERSIONS - 1 and counts.refusal is None
     assert 0 < counts.last_pause_s < 10
     assert all(trajectory.outcome is Outcome.POLICY for trajectory in trajectories)
@@ -165,26 +144,16 @@ def check_kept_sets(trajectories: list[Trajectory], models: list[PackedModel]) -
 
 
 async def episodes_under_refreshes(
-    engine: VllmEngine,
-    publisher: Publisher,
-    policies: Policies,
-    counts: RefreshCounts,
-    client: redis.Redis,
-    run_id: str,
-    sampling: Sampling,
-) -> list[Trajectory]:
+    engine: VllmEngine, publisher: Publisher, policies: Policies, plane: Plane, sampling: Sampling
+) -> tuple[list[Trajectory], RefreshCounts]:
     """Every episode of NUM_EPISODES players who continue until the last version is served."""
-    bulletin = Bulletin(client, run_id)
     # Served already; but its process is up then.
     publish_whole(publisher, full_tensors(policies.models[0]), policy_version=0)
-    async with asyncio.timeout(120):
-        while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
-            await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.later, counts, Pin(), PollInterval()))
-    task_indices = itertools.count()
-    players = [
-        asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling)) for _ in range(NUM_EPISODES)
-    ]
+    await asyncio.to_thread(plane.wait_for, 0)
+    counts, indices = RefreshCounts(), itertools.count()
+    refreshing = asyncio.create_task(keep_fresh(engine, plane.bulletin.later, counts, Pin(), PollInterval()))
+    playing = [play(engine, policies.folder, indices, plane.run_id, sampling) for _ in range(NUM_EPISODES)]
+    players = [asyncio.create_task(each) for each in playing]
     try:
         async with asyncio.timeout(240):
             for version in range(1, NUM_VERSIONS):
@@ -193,7 +162,7 @@ async def episodes_under_refreshes(
                     await asyncio.sleep(0.005)
                 publish_whole(publisher, full_tensors(policies.models[version]), policy_version=version)
                 await engine.serving(version)
-            return [trajectory for played in await asyncio.gather(*players) for trajectory in played]
+            return [trajectory for played in await asyncio.gather(*players) for trajectory in played], counts
     finally:
         refreshing.cancel()
         await asyncio.gather(refreshing, return_exceptions=True)
@@ -203,22 +172,13 @@ async def play(
     engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str, sampling: Sampling
 ) -> list[Trajectory]:
     """One episode after another, until one began under the last version."""
-    tokenizer, trajectories = AutoTokenizer.from_pretrained(folder), []
-    is_last = False
+    tokenizer, trajectories, is_last = AutoTokenizer.from_pretrained(folder), [], False
     while not is_last:
         is_last = engine.policy_version == NUM_VERSIONS - 1
         index = next(task_indices)
         attempt = dataclasses.replace(attempt_on(index), run_id=run_id, group_id=index, member=0, sampling=sampling)
-        trajectories.append(
-            await rollout(
-                EpisodeRecord(attempt=attempt),
-                env=make_env("shop", OPTIONS),
-                sampler=engine,
-                tokenizer=tokenizer,
-                action_format=action_format("plain"),
-                allowance=dataclasses.replace(ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0),
-            )
-        )
+        env, record = make_env("shop", OPTIONS), EpisodeRecord(attempt=attempt)
+        trajectories.append(await rollout_of(env, engine, record=record, tokenizer=tokenizer, allowance=LIMITS))
     return trajectories
 
 

@@ -78,11 +78,8 @@ def test_a_shadow_is_freed_without_a_garbage_collection() -> None:
 
 
 def transfer_engine(folder: Path) -> StagedTransferEngine:
-    model_config = SimpleNamespace(
-        model=str(save_tiny_model(folder)),
-        dtype=torch.float32,
-        hf_text_config=SimpleNamespace(tie_word_embeddings=True),
-    )
+    text = SimpleNamespace(tie_word_embeddings=True)
+    model_config = SimpleNamespace(model=str(save_tiny_model(folder)), dtype=torch.float32, hf_text_config=text)
     vllm_config = SimpleNamespace(model_config=model_config, parallel_config=SimpleNamespace(rank=0, world_size=1))
     info = ReceiverInfo(redis_url="", run_id="", actor="", transport="pull", timeout_s=1.0)
     model = nn.Module()

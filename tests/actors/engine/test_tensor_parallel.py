@@ -55,8 +55,8 @@ def workers_of(engine: VllmEngine) -> list[psutil.Process]:
 def holders_of_received_weights(engine: VllmEngine) -> set[int]:
     """The pids of the engine's processes that keep received weights in host memory."""
     pids = [engine._process._popen.pid, *(worker.pid for worker in workers_of(engine))]
-    files = [(pid, file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
-    return {pid for pid, file in files if "slipstream-received-weights" in str(file.readlink())}
+    files = (file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink())
+    return {int(file.parts[2]) for file in files if "slipstream-received-weights" in str(file.readlink())}
 
 
 async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCausalLM) -> Offer:

@@ -22,12 +22,13 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.engine.test_logprob_parity import recomputed, save_changed, versions_of_turns
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
-from tests.actors.tool_parsing import LOOK
 from tests.actors.forward_pass import TOLERANCE
+from tests.actors.tool_parsing import LOOK
 from tests.actors.vllm_engines import MAX_TOKENS, Offers, Policies, started
 from tests.tools.run.tiny_model import FLOAT32
 
 MOST_CHANGES = 8  # of the weights, in search of a call in which they change
+LIMITS = replace(ALLOWANCE, max_tokens=MAX_TOKENS, max_turns=12, step_timeout_s=60.0)
 
 # Each is one token, so that a model that knows nothing writes calls and thoughts. The template writes other spaces.
 CALL = '<tool_call>{"name":"look","arguments":{"at":"sky"}}</tool_call>'
@@ -147,9 +148,7 @@ async def episode(
         engine,
         record=EpisodeRecord(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
         tokenizer=load_tokenizer(versions.policies.folder),
-        allowance=replace(
-            ALLOWANCE, max_tokens=MAX_TOKENS, max_turns=12, step_timeout_s=60.0, max_thought_tokens=max_thought_tokens
-        ),
+        allowance=replace(LIMITS, max_thought_tokens=max_thought_tokens),
         parse=engine.parse,
     )
 

@@ -76,10 +76,9 @@ def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_cl
     actor = Actor("actor", run_id, turns=TURNS)
     actor.plays(buffer)
     members = claimed(buffer).trajectories
-    assert {member.member: member.fork for member in members if member.fork} == PLAN
-    for member in members:
-        if member.fork is None:
-            continue
+    forks = [member for member in members if member.fork]
+    assert {member.member: member.fork for member in forks} == PLAN
+    for member in forks:
         parent, stop = members[member.fork.parent], member.own_start
         assert stop == parent.turns[member.fork.num_turns].start
         for array in ("token", "behaviour_logprob", "loss_mask", "policy_version"):
@@ -97,20 +96,18 @@ def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_cl
 
 
 @pytest.mark.parametrize("of", SEARCHED, ids=lambda of: of.search)
-def test_a_search_chooses_among_the_attempts_that_have_ended(
-    redis_client: redis.Redis, run_id: str, of: Ticket
-) -> None:
+def test_a_search_chooses_among_attempts_that_have_ended(redis_client: redis.Redis, run_id: str, of: Ticket) -> None:
     members = grown(redis_client, run_id, of=of).trajectories
     seen = {member: members[: member - member % TREES] for member in range(TREES, MEMBERS)}
     assert {member.member: member.fork for member in members[TREES:]} == {
         member: next_fork(earlier, ticket=of) for member, earlier in seen.items()
     }
-    assert any(member.fork for member in members)
-    for member in members:
-        if member.fork:
-            parent = members[member.fork.parent]
-            assert member.tokens[: 4 * member.own_start] == parent.tokens[: 4 * member.own_start]
-            assert member.turns[: member.fork.num_turns] == parent.turns[: member.fork.num_turns]
+    forks = [member for member in members if member.fork]
+    assert forks
+    for member in forks:
+        parent = members[member.fork.parent]
+        assert member.tokens[: 4 * member.own_start] == parent.tokens[: 4 * member.own_start]
+        assert member.turns[: member.fork.num_turns] == parent.turns[: member.fork.num_turns]
 
 
 def test_from_an_episode_that_is_over_no_member_forks(redis_client: redis.Redis, run_id: str) -> None:
@@ -271,24 +268,16 @@ def test_a_place_has_one_name_whichever_member_is_called_its_parent(redis_client
     assert found[deep].fork == PLAN[above]
 
 
-@pytest.mark.parametrize(
-    ("fork", "complaint"),
-    [
+def test_a_fork_against_its_record_or_in_a_group_without_trees_is_bad(redis_client: redis.Redis, run_id: str) -> None:
+    member = next(member for member in grown(redis_client, run_id).trajectories if member.fork)
+    for fork, complaint in (
         (Fork(parent=5, num_turns=1), "its parent must have a lower number"),
         (Fork(parent=0, num_turns=4), "must have a turn of its own"),
-    ],
-)
-def test_a_fork_against_its_record_is_bad(redis_client: redis.Redis, run_id: str, fork: Fork, complaint: str) -> None:
-    member = next(member for member in grown(redis_client, run_id).trajectories if member.fork)
-    with pytest.raises(InvalidTrajectory, match=complaint):
-        check(msgspec.structs.replace(member, member=2, fork=fork), vocab_size=10**6)
-
-
-def test_a_fork_is_refused_where_the_ticket_orders_no_trees(redis_client: redis.Redis, run_id: str) -> None:
-    member = grown(redis_client, run_id).trajectories[-1]
-    plain = ticket(1, num_members=MEMBERS)
+    ):
+        with pytest.raises(InvalidTrajectory, match=complaint):
+            check(msgspec.structs.replace(member, member=2, fork=fork), vocab_size=10**6)
     with pytest.raises(InvalidTrajectory, match="in a group of 0 trees"):
-        plain.check_owns(member, run_id=run_id, outcome=member.outcome)
+        ticket(1, num_members=MEMBERS).check_owns(member, run_id=run_id, outcome=member.outcome)
     assert b"fork" in encode(member)
 
 

@@ -31,7 +31,7 @@ from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.guess import WORDS, GuessEnv
 from tests.processes import Gate
-from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 from tests.waiting import until
 
 TURNS = 3
@@ -106,9 +106,7 @@ class Actor:
         await until(lambda: len(self.seeds) == MEMBERS * (turn + 1) and self.engine.load().num_running == 0)
 
     def lease(self, buffer: Views) -> Lease:
-        lease = buffer.actor.lease(self.setup.actor)
-        assert lease is not None
-        return lease
+        return leased(buffer, self.setup.actor)
 
     async def play(self, buffer: Views, lease: Lease | None = None) -> None:
         """Roll out one group to its end."""
@@ -196,8 +194,7 @@ def test_an_episode_without_a_whole_turn_is_not_handed_in(buffer: Views, run_id:
     leaver.plays_until_cancelled(buffer, in_turn=0)
     ledger = buffer.ledger
     assert (ledger.partials_handed_in, ledger.queued, ledger.redone_members) == (0, 1, 0)
-    lease = buffer.actor.lease("heir")
-    assert lease is not None
+    lease = leased(buffer, "heir")
     assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
 
 
@@ -308,9 +305,7 @@ def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
     assert buffer.ledger.dropped == {"lease_expired": 1}
 
 
-async def test_no_token_is_lost_from_the_count_where_groups_end_together(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+async def test_no_token_is_lost_from_the_count_when_groups_end_together(redis_client: redis.Redis, run_id: str) -> None:
     buffer = buffer_with(redis_client, run_id, *(ticket(group_id, num_members=MEMBERS) for group_id in range(20)))
     actor = Actor("actor", run_id, turns=TURNS, step_s=0.005)
 
@@ -324,26 +319,21 @@ async def test_no_token_is_lost_from_the_count_where_groups_end_together(
     assert actor.setup.episodes.kept_tokens == sum(sampled)
 
 
-async def acting(
-    actor: Actor, buffer: Views, client: redis.Redis, shutdown: Shutdown, *, drain_s: float = 0.1, **settings: Any
-) -> int:
+async def acting(actor: Actor, buffer: Views, shutdown: Shutdown, *, drain_s: float = 0.1, **settings: Any) -> int:
     """The whole loop of an actor, in a run that trains; it has room for one group unless given more."""
-    fleet = Fleet(client, actor.setup.run_id)
+    fleet, bulletin = Fleet(buffer.client, buffer.run_id), Bulletin(buffer.client, buffer.run_id)
     fleet.set_run_state(RunState.TRAINING)
     room = ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS)
-    given: dict[str, Any] = {"buffers": {"train": buffer.actor}, "actors": room}
-    given |= settings
+    given: dict[str, Any] = {"buffers": {"train": buffer.actor}, "actors": room} | settings
     actor.setup.episodes.max_running = given["actors"].max_episodes
-    return await act(
-        actor.setup, bulletin=Bulletin(client, actor.setup.run_id), fleet=fleet, shutdown=shutdown, **given
-    )
+    return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **given)
 
 
 async def test_an_actor_ends_with_its_engine_and_a_death_costs_neither_an_attempt_nor_a_whole_turn(
     buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown
 ) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-    task = asyncio.create_task(acting(victim, buffer, buffer.client, shutdown))
+    task = asyncio.create_task(acting(victim, buffer, shutdown))
     await victim.stands_in_turn(1)
     await victim.engine.close()
     gate.open()
@@ -369,7 +359,7 @@ async def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
 
     monkeypatch.setattr(buffer.actor, "lease", lease_late)
     with pytest.raises(EngineDied):
-        await acting(victim, buffer, buffer.client, shutdown)
+        await acting(victim, buffer, shutdown)
     heir = lease("heir")
     assert heir is not None
     buffer.actor.release(heir, death="the first death of these attempts")
@@ -380,7 +370,7 @@ async def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
 async def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
     buffer: Views, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
 ) -> None:
-    task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, buffer.client, shutdown))
+    task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, shutdown))
     await until(lambda: buffer.ledger.ready == 1)
     Fleet(buffer.client, run_id).set_run_state(state)
     assert await task == exit_code
@@ -394,7 +384,7 @@ async def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
     buffer = buffer_with(redis_client, run_id, lease_ttl_s=2.0)
     actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
     room = ActorsConfig(drain_s=0.1, max_episodes=2 * MEMBERS)
-    task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, actors=room))
+    task = asyncio.create_task(acting(actor, buffer, shutdown, actors=room))
     await actor.stands_in_turn(1)
     await until(lambda: buffer.ledger.expired_leases == 1)
     await asyncio.sleep(0.3)
@@ -413,7 +403,7 @@ async def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_
 ) -> None:
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
     drain_s = DEADLINE_S if may_finish else 0.1
-    task = asyncio.create_task(acting(leaver, buffer, buffer.client, shutdown, drain_s=drain_s))
+    task = asyncio.create_task(acting(leaver, buffer, shutdown, drain_s=drain_s))
     await leaver.stands_in_turn(1)
     buffer.learner.open([ticket(1)])
     signal.raise_signal(signal.SIGTERM)

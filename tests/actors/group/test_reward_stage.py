@@ -81,15 +81,13 @@ async def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engin
         assert member.total_reward == pytest.approx(sum(said) + 0.5 * TURNS)
 
 
-async def test_a_slow_part_lets_others_play(
-    redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown
-) -> None:
+async def test_a_slow_part_stops_no_group(redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown) -> None:
     """The actor has places for one group only, and its leases are renewed."""
     tickets = [ticket(group_id, num_members=MEMBERS) for group_id in range(3)]
     buffer = buffer_with(redis_client, run_id, *tickets, lease_ttl_s=3.0)
     stage = Stage(own)
     actor = scorer("actor", run_id, STAGED)
-    task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown))
+    task = asyncio.create_task(acting(actor, buffer, shutdown))
     await until(lambda: len(stage.seen) == 3 * MEMBERS)
     await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
     assert buffer.ledger.inserted == 0
@@ -124,7 +122,6 @@ async def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redi
 
 
 async def test_one_turn_let_go_while_scored_is_played_again(buffer: Views, run_id: str, own: Own) -> None:
-
     stage = Stage(own)
     leaver = scorer("leaver", run_id, STAGED, turns=1)
     task = asyncio.create_task(leaver.play(buffer))
@@ -212,9 +209,7 @@ class Leaves(BaseException):
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Leaves("for good"), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_what_a_function_raises_fails_the_attempt_and_is_named(
-    own: Own, error: BaseException, is_async: bool
-) -> None:
+async def test_what_a_function_raises_fails_its_attempt_by_name(own: Own, error: BaseException, is_async: bool) -> None:
     def leave(episode: Episode) -> float:
         raise error
 

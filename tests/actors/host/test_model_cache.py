@@ -4,9 +4,10 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,8 +28,9 @@ from slipstream.common.transfer.model_folder import (
     model_files,
     tensor_shapes,
 )
-from slipstream.common.transfer.weights import Offer, sealed
+from slipstream.common.transfer.weights import Offer
 from slipstream.replay.fleet.fleet import RunFacts
+from tests.learner.publisher.offers import empty_offer
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
 
@@ -54,22 +56,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "slipstream" / "models"
 
 
-def offer_at(endpoint: str) -> Offer:
-    manifest = sealed([], memoryview(b""), policy_version=1, learner_epoch=1)
-    return Offer(manifest=manifest, pull_endpoint=endpoint)
-
-
 def puller_of_none() -> Puller:
     sources = Sources(lambda: [], name="a", host="here", patience_s=0)
     return Puller(sources, blame=lambda _: None, chunk_bytes=CHUNK_BYTES, key=None)
 
 
 class Served:
-    def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: float = math.inf) -> None:
-        self.files = files
+    def __init__(self, folder: Path, *, with_weights: bool = False, bytes_per_s: float = math.inf) -> None:
+        self.files = model_files(folder, with_weights=with_weights)
         self.is_away = False
         self.counts: list[PullCounts] = []
-        self._read = OfferedFolder(folder, files).read
+        self._read = OfferedFolder(folder, self.files).read
         self._bytes_per_s = bytes_per_s
         limits = ServerLimits(chunk_bytes=CHUNK_BYTES)
         self.server = ChunkServer("127.0.0.1", self._answer, limits=limits, key=None)
@@ -79,7 +76,7 @@ class Served:
         return None if self.is_away else self._read(request)
 
     def newest(self) -> Offer:
-        return offer_at(self.server.endpoint)
+        return empty_offer(1, pull_endpoint=self.server.endpoint)
 
     def puller(self) -> Puller:
         puller = puller_of_none()
@@ -95,15 +92,16 @@ class Served:
 
 
 @pytest.fixture
-def serve() -> Iterator[type[Served]]:
+def serve(folder: Path) -> Iterator[Callable[..., Served]]:
+    """Serves files of `folder` to the end of the test."""
     with ExitStack() as stack:
 
-        class Closed(Served):
-            def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: float = math.inf) -> None:
-                super().__init__(folder, files, bytes_per_s=bytes_per_s)
-                stack.callback(self.server.close)
+        def served(**settings: Any) -> Served:
+            made = Served(folder, **settings)
+            stack.callback(made.server.close)
+            return made
 
-        yield Closed
+        yield served
 
 
 def names_of(folder: Path) -> set[str]:
@@ -112,10 +110,9 @@ def names_of(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_a_host_without_the_folder_gets_data_alone_and_the_weights_only_for_adapters(
-    folder: Path, cache: Path, serve: type[Served], with_weights: bool
+    folder: Path, cache: Path, serve: Callable[..., Served], with_weights: bool
 ) -> None:
-    served = serve(folder, model_files(folder, with_weights=with_weights))
-    got = served.fetch()
+    got = serve(with_weights=with_weights).fetch()
     assert got.parent == cache and got != folder
     always = {"config.json", "generation_config.json", "tokenizer.json", "empty.txt"}
     assert names_of(got) == always | ({"model.safetensors"} if with_weights else {SHAPES})
@@ -123,8 +120,8 @@ def test_a_host_without_the_folder_gets_data_alone_and_the_weights_only_for_adap
     assert has_weights(got) is with_weights and tensor_shapes(got) == tensor_shapes(folder)
 
 
-def test_what_is_cached_is_not_pulled_again_but_damaged_or_missing(folder: Path, serve: type[Served]) -> None:
-    served = serve(folder, model_files(folder, with_weights=True))
+def test_what_is_cached_is_not_pulled_again_but_damaged_or_missing(folder: Path, serve: Callable[..., Served]) -> None:
+    served = serve(with_weights=True)
     got = served.fetch()
     total = sum(file.blob.num_bytes for file in served.files)
     assert served.fetched_bytes == total
@@ -138,17 +135,23 @@ def test_what_is_cached_is_not_pulled_again_but_damaged_or_missing(folder: Path,
     assert (got / "tokenizer.json").read_text() == "{}"
 
 
-def test_other_files_are_another_folder(folder: Path, serve: type[Served]) -> None:
-    first = serve(folder, model_files(folder, with_weights=False)).fetch()
+def test_other_files_are_another_folder(folder: Path, serve: Callable[..., Served]) -> None:
+    first = serve().fetch()
     (folder / "tokenizer.json").write_text('{"another": 1}')
-    second = serve(folder, model_files(folder, with_weights=False)).fetch()
+    second = serve().fetch()
     assert first != second and (first / "tokenizer.json").read_text() == "{}"
 
 
 def test_the_learners_folder_is_used_where_a_host_has_it_with_the_same_files(folder: Path) -> None:
-    files = model_files(folder, with_weights=False)
-    facts = msgspec.structs.replace(FACTS, model_path=str(folder), model_files=files)
-    assert learners_folder(facts) == folder
+    facts, whole = (
+        msgspec.structs.replace(FACTS, model_path=str(folder), model_files=model_files(folder, with_weights=each))
+        for each in (False, True)
+    )
+    assert learners_folder(facts) == learners_folder(whole) == folder
+    with (folder / "model.safetensors").open("r+b") as weights:  # another base at the same path
+        weights.seek(-1, os.SEEK_END)
+        weights.write(b"\x7f")
+    assert learners_folder(whole) is None
     (folder / "tokenizer.json").write_text("[]")
     assert learners_folder(facts) is None
     (folder / "tokenizer.json").write_text("{}")
@@ -157,25 +160,17 @@ def test_the_learners_folder_is_used_where_a_host_has_it_with_the_same_files(fol
     assert learners_folder(msgspec.structs.replace(facts, model_path="/no/such/folder")) is None
 
 
-def test_another_base_at_the_same_path_is_seen(folder: Path) -> None:
-    files = model_files(folder, with_weights=True)
-    facts = msgspec.structs.replace(FACTS, model_path=str(folder), model_files=files)
-    assert learners_folder(facts) == folder
-    with (folder / "model.safetensors").open("r+b") as weights:
-        weights.seek(-1, os.SEEK_END)
-        weights.write(b"\x7f")
-    assert learners_folder(facts) is None
-
-
-def test_a_file_that_changed_after_the_learners_start_is_never_taken(folder: Path, serve: type[Served]) -> None:
-    served = serve(folder, model_files(folder, with_weights=False))
+def test_a_file_that_changed_after_the_learners_start_is_never_taken(
+    folder: Path, serve: Callable[..., Served]
+) -> None:
+    served = serve()
     (folder / "tokenizer.json").write_text("[]")
     with pytest.raises(ModelUnavailable, match=r"no file of the model has arrived for 1 s: .*does not match its hash"):
         served.fetch(timeout_s=1.0)
 
 
-def test_a_source_that_is_away_is_asked_again_until_the_time_is_over(folder: Path, serve: type[Served]) -> None:
-    served = serve(folder, model_files(folder, with_weights=False))
+def test_a_source_that_is_away_is_asked_again_until_the_time_is_over(serve: Callable[..., Served]) -> None:
+    served = serve()
     served.is_away = True
     with pytest.raises(ModelUnavailable, match="no file of the model has arrived for 1 s"):
         served.fetch(timeout_s=1.0)
@@ -183,29 +178,29 @@ def test_a_source_that_is_away_is_asked_again_until_the_time_is_over(folder: Pat
     assert (served.fetch() / "config.json").is_file()
 
 
-def test_without_an_offer_the_wait_ends_with_the_reason(folder: Path, serve: type[Served]) -> None:
-    served = serve(folder, model_files(folder, with_weights=False))
+def test_without_an_offer_the_wait_ends_with_the_reason(serve: Callable[..., Served]) -> None:
+    served = serve()
     with pytest.raises(ModelUnavailable, match="the learner has offered no weights yet"):
         cached_folder(served.files, make_puller=served.puller, newest=lambda: None, timeout_s=0.3)
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(
-    folder: Path, serve: type[Served], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a-file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a-file"))
     with pytest.raises(ConfigError, match="set XDG_CACHE_HOME to a folder with room for"):
-        serve(folder, model_files(folder, with_weights=False)).fetch()
+        serve().fetch()
 
 
 def _fetch_in_a_process(files: list[ModelFile], endpoint: str, results: "multiprocessing.Queue[int]") -> None:
-    puller = puller_of_none()
-    cached_folder(files, make_puller=lambda: puller, newest=lambda: offer_at(endpoint), timeout_s=60.0)
+    puller, offer = puller_of_none(), empty_offer(1, pull_endpoint=endpoint)
+    cached_folder(files, make_puller=lambda: puller, newest=lambda: offer, timeout_s=60.0)
     results.put(puller.counts.fetched_bytes)
 
 
-def test_of_the_actors_that_start_together_one_pulls(folder: Path, serve: type[Served]) -> None:
-    served = serve(folder, model_files(folder, with_weights=True), bytes_per_s=64 * CHUNK_BYTES)
+def test_of_the_actors_that_start_together_one_pulls(serve: Callable[..., Served]) -> None:
+    served = serve(with_weights=True, bytes_per_s=64 * CHUNK_BYTES)
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[int] = context.Queue()
     endpoint = served.server.endpoint

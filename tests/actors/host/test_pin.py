@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import redis
@@ -32,12 +31,12 @@ class Scene:
 
     def __init__(self, client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
         """Every turn waits for `gate`."""
-        self._client, self._shutdown = client, shutdown
+        self.gate, self._shutdown = gate, shutdown
         self.train, self.evaluations = make_buffer(client, run_id), make_buffer(client, run_id, stream="eval")
         self._epoch = self.train.learner.acquire_epoch()
         self.evaluations.learner.adopt_epoch(self._epoch)
         self.actor = Actor("actor", run_id, turns=TURNS, gate=str(gate))
-        self._bulletin = Bulletin(client, run_id)
+        self._fleet, self._bulletin = Fleet(client, run_id), Bulletin(client, run_id)
 
     @property
     def version(self) -> int:
@@ -60,11 +59,10 @@ class Scene:
     @asynccontextmanager
     async def playing(self) -> AsyncIterator[None]:
         """The actor plays, with room for three episodes, until the run is over behind this."""
-        buffers = {"eval": self.evaluations.actor, "train": self.train.actor}
-        given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=3)}
-        task = asyncio.create_task(acting(self.actor, self.train, self._client, self._shutdown, **given))
+        buffers, room = {"eval": self.evaluations.actor, "train": self.train.actor}, ActorsConfig(max_episodes=3)
+        task = asyncio.create_task(acting(self.actor, self.train, self._shutdown, buffers=buffers, actors=room))
         yield
-        Fleet(self._client, self.actor.setup.run_id).set_run_state(RunState.FINISHED)
+        self._fleet.set_run_state(RunState.FINISHED)
         assert await task == 0
 
 
@@ -81,17 +79,16 @@ def versions(trajectory: Trajectory) -> tuple[int, int]:
     return trajectory.oldest_policy_version, trajectory.newest_policy_version
 
 
-async def test_an_evaluation_is_of_one_version_though_weights_come_and_training_goes_on(
-    scene: Scene, gate: Gate
-) -> None:
+async def test_an_evaluation_is_of_one_version_though_weights_come_and_training_goes_on(scene: Scene) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     scene.opens(scene.train, 0, 1)
     async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 3)  # all episodes stand in their first turn
+        assert (scene.evaluations.ledger.leased, scene.train.ledger.leased) == (1, 2), "few evaluations beside training"
         await scene.offers(1)
         await scene.offers(2)
         assert scene.version == 0
-        gate.open()
+        scene.gate.open()
         await until(lambda: scene.version == 2)
         assert scene.evaluations.ledger.ready == 4  # not before the last of them was over
         await until(lambda: scene.train.ledger.ready == 2)
@@ -99,25 +96,15 @@ async def test_an_evaluation_is_of_one_version_though_weights_come_and_training_
     assert scene.evaluations.audit() == [] == scene.train.audit()
 
 
-async def test_a_few_evaluations_are_played_beside_training(scene: Scene, gate: Gate) -> None:
-    scene.opens(scene.evaluations, 0, 1, 2, 3)
-    scene.opens(scene.train, 0, 1)
-    async with scene.playing():
-        await until(lambda: len(scene.actor.seeds) == 3)
-        assert (scene.evaluations.ledger.leased, scene.train.ledger.leased) == (1, 2)
-        gate.open()
-        await until(lambda: scene.evaluations.ledger.ready == 4)
-
-
-async def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene, gate: Gate) -> None:
+async def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     async with scene.playing():
         await until(lambda: scene.evaluations.ledger.leased == 3)
-        gate.open()
+        scene.gate.open()
 
 
-async def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there(scene: Scene, gate: Gate) -> None:
-    gate.open()
+async def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there(scene: Scene) -> None:
+    scene.gate.open()
     scene.opens(scene.evaluations, 0, version=5)
     scene.opens(scene.train, 0)
     async with scene.playing():
@@ -132,11 +119,9 @@ async def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there
     assert scene.evaluations.ledger.queued == 1
 
 
-async def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
-    scene: Scene, gate: Gate
-) -> None:
+async def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(scene: Scene) -> None:
     """The run's last one, of the version that the actors came to while one before it was still queued."""
-    gate.open()
+    scene.gate.open()
     async with scene.playing():
         await scene.offers(1)
         await until(lambda: scene.version == 1)
@@ -147,7 +132,7 @@ async def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is
         await until(lambda: scene.evaluations.ledger.ready == 1)
 
 
-async def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: Scene, gate: Gate) -> None:
+async def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: Scene) -> None:
     scene.opens(scene.evaluations, 0)
     async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 1)
@@ -157,15 +142,13 @@ async def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(s
         scene.opens(scene.train, 1, version=1)
         await asyncio.sleep(0.3)  # some polls
         assert (scene.train.ledger.leased, scene.train.ledger.queued) == (1, 1)
-        gate.open()
+        scene.gate.open()
         await until(lambda: scene.train.ledger.ready == 2)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
     assert versions(episodes(scene.train, 2)[1]) == (1, 1)
 
 
-async def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(
-    scene: Scene, gate: Gate
-) -> None:
+async def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(scene: Scene) -> None:
     async with scene.playing():
         await scene.offers(1)
         scene.opens(scene.train, 0, preferred=2)
@@ -178,12 +161,12 @@ async def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_i
         await until(lambda: len(scene.actor.seeds) == 2)
         scene.opens(scene.train, 1, preferred=3)
         await until(lambda: len(scene.actor.seeds) == 3)
-        gate.open()
+        scene.gate.open()
         await until(lambda: scene.train.ledger.ready == 2)
     assert [versions(episode)[0] for episode in episodes(scene.train, 2)] == [2, 2]
 
 
-async def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(scene: Scene, gate: Gate) -> None:
+async def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(scene: Scene) -> None:
     scene.opens(scene.evaluations, 0, 1)
     async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 2)
@@ -193,12 +176,10 @@ async def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
         await until(lambda: scene.version == 1)
 
 
-async def test_without_weights_no_group_that_asks_is_held(
-    scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_weights_no_group_that_asks_is_held(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.host.refresh.RETRY_S", 0.1)
     refused = asyncio.Event()
-    gate.open()
+    scene.gate.open()
     stage = scene.actor.engine.stage
 
     async def refuse(offer: Offer) -> None:

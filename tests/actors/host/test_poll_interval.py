@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 import pytest
@@ -76,23 +75,23 @@ def watching(server: Server, run_id: str) -> Iterator[Asked]:
 class Scene:
     """A run that trains, with a queue of evaluations and one of training groups, both empty."""
 
-    def __init__(self, client: redis.Redis, run_id: str, shutdown: Shutdown) -> None:
+    def __init__(self, client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
+        """Every turn waits for `gate`."""
         self.run_id, self.fleet = run_id, Fleet(client, run_id)
         self.streams = {stream: make_buffer(client, run_id, stream=stream) for stream in ("eval", "train")}
         for stream in self.streams.values():
             stream.learner.acquire_epoch()
-        self._client, self._shutdown = client, shutdown
+        self._shutdown, self._gate = shutdown, gate
 
-    def acts(self, number: int, **env_options: Any) -> asyncio.Task[int]:
-        actor = Actor(f"actor-{number}", self.run_id, **env_options)
-        buffers = {name: stream.actor for name, stream in self.streams.items()}
-        given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=16)}
-        return asyncio.create_task(acting(actor, self.streams["train"], self._client, self._shutdown, **given))
+    def acts(self, number: int) -> asyncio.Task[int]:
+        actor = Actor(f"actor-{number}", self.run_id, gate=str(self._gate))
+        buffers, room = {name: stream.actor for name, stream in self.streams.items()}, ActorsConfig(max_episodes=16)
+        return asyncio.create_task(acting(actor, self.streams["train"], self._shutdown, buffers=buffers, actors=room))
 
 
 @pytest.fixture
-def scene(redis_client: redis.Redis, run_id: str, shutdown: Shutdown) -> Scene:
-    return Scene(redis_client, run_id, shutdown)
+def scene(redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> Scene:
+    return Scene(redis_client, run_id, gate, shutdown)
 
 
 def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
@@ -118,9 +117,9 @@ async def test_all_actors_keep_to_one_rate(redis_server: Server, scene: Scene, m
         assert 0 < counted[kind] <= 1.4 * per_s * measured_s + NUM_ACTORS / 2, (kind, counted, measured_s)
 
 
-async def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: Scene, gate: Gate) -> None:
+async def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: Scene) -> None:
     scene.streams["train"].learner.open([ticket(0, num_members=2)])
-    task = scene.acts(0, gate=str(gate))
+    task = scene.acts(0)
     await until(lambda: scene.streams["train"].ledger.leased == 1)
     with watching(redis_server, scene.run_id) as asked:
         await until(lambda: asked.counts["beat"] >= 1)
@@ -133,9 +132,7 @@ async def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, s
     assert counted["wait for an offer"] >= 3 and counted["lease train"] > 30, counted
 
 
-async def test_with_its_share_of_a_queue_it_lets_others_ask(
-    scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_its_share_of_a_queue_it_lets_others_ask(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four groups it takes two at once, as there are two actors; those that the other leaves it takes one by one."""
     idle_s, events, fleet, train = 0.0123, list[str](), scene.fleet, scene.streams["train"]
     seconds, lease = PollInterval.seconds, train.actor.lease
@@ -153,7 +150,7 @@ async def test_with_its_share_of_a_queue_it_lets_others_ask(
     monkeypatch.setattr(act_module, "IDLE_S", idle_s)
     monkeypatch.setattr(PollInterval, "seconds", noted_pause)
     monkeypatch.setattr(train.actor, "lease", noted_lease)
-    task = scene.acts(0, gate=str(gate))
+    task = scene.acts(0)
     await until(lambda: len(fleet.members()) == 1)
     fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
     await until(lambda: "pause" in events)

@@ -33,7 +33,7 @@ def scheduled(*events: str) -> tuple[int, str]:
     return 200, f'{{"DocumentIncarnation": 1, "Events": [{", ".join(events)}]}}'
 
 
-def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
+def test_aws_is_asked_with_a_token_which_is_fetched_anew_once_it_has_expired(service: MetadataService) -> None:
     service.wants_tokens()
     aws = Aws(service.url)
     assert aws.look() == aws.look() == ""
@@ -42,6 +42,11 @@ def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(ser
     assert service.paths()[1:] == [ACTION] * 2  # one token is enough
     assert service.tokens is not None
     assert {headers["x-aws-ec2-metadata-token"] for _, _, headers in service.asked[1:]} == {service.tokens[0]}
+    service.tokens.clear()
+    service.asked.clear()
+    service.answers |= interruption("terminate")
+    assert aws.look()
+    assert service.paths() == [ACTION, "/latest/api/token", ACTION]
 
 
 def interruption(action: str) -> dict[str, tuple[int, str]]:
@@ -74,18 +79,6 @@ def test_a_cloud_gives_notice_of_what_takes_this_host_away(
     assert cloud(service.url).look() == words
 
 
-def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> None:
-    service.wants_tokens()
-    aws = Aws(service.url)
-    aws.look()
-    assert service.tokens is not None
-    service.tokens.clear()
-    service.answers |= interruption("terminate")
-    service.asked.clear()
-    assert aws.look()
-    assert service.paths() == [ACTION, "/latest/api/token", ACTION]
-
-
 def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataService) -> None:
     aws, portal = Aws(service.url), "<html>\n a captive portal\n</html>"
     service.answers["/latest/api/token"] = 200, portal
@@ -100,7 +93,7 @@ def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataS
 
 
 @pytest.mark.parametrize("maintenance", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE"])
-def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_a_host_stays(
+def test_gcp_is_asked_in_its_flavour_and_says_nothing_if_a_host_stays(
     service: MetadataService, maintenance: str
 ) -> None:
     service.answers = {MAINTENANCE: (200, maintenance), PREEMPTED: (200, "FALSE\n")}

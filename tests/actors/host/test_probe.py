@@ -31,6 +31,7 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, Refusal
 from slipstream.replay.records.failures import MAX_REASON_CHARS
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.learner.publisher.offers import empty_offer
 from tests.replay.buffer.every_verb import MEMBER
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -89,10 +90,13 @@ def test_an_offer_with_a_malformed_probe_is_not_read(damage: dict[str, object]) 
         decode(Offer, encode(msgspec.structs.replace(offer, manifest=msgspec.structs.replace(manifest, probe=bad))))
 
 
+Refuse = Callable[[int], None]
+
+
 class RefusingEngine(ScriptedEngine):
     """Refuses versions as `refuse` says: it raises for a version, when it is staged or when it is committed."""
 
-    def __init__(self, *, on_stage: Callable[[int], None], on_commit: Callable[[int], None]) -> None:
+    def __init__(self, on_stage: Refuse = lambda version: None, on_commit: Refuse = lambda version: None) -> None:
         schedule = Schedule(token_time_s=0.0)
         super().__init__(lambda tokens, seed: [1], policy_version=-1, schedule=schedule, max_tokens=8)
         self.on_stage, self.on_commit = on_stage, on_commit
@@ -108,18 +112,9 @@ class RefusingEngine(ScriptedEngine):
         return await super().commit(policy_version)
 
 
-def offer_of(version: int) -> Offer:
-    manifest = sealed([], memoryview(b""), policy_version=version, learner_epoch=1)
-    return Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1")
-
-
-def nothing(_: int) -> None:
-    return None
-
-
-def raising(error: Exception, *versions: int) -> Callable[[int], None]:
+def refuses_3(error: Exception) -> Refuse:
     def refuse(version: int) -> None:
-        if version in versions:
+        if version == 3:
             raise error
 
     return refuse
@@ -141,7 +136,7 @@ async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCo
     def later(policy_version: int, *, wait_s: float) -> Offer | None:
         nonlocal current
         if current > policy_version:
-            return offer_of(current)
+            return empty_offer(current)
         if (current := next(offered, -1)) < 0:
             raise NoFurtherOffer
         return None
@@ -155,10 +150,7 @@ async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCo
 
 @pytest.mark.parametrize("where", ["stage", "commit"])
 def test_a_version_that_does_not_fit_is_tried_a_few_times_and_the_next_one_soon(where: str) -> None:
-    unfit = raising(WeightsUnfit("version 3 is refused by its probe"), 3)
-    engine = RefusingEngine(
-        on_stage=unfit if where == "stage" else nothing, on_commit=unfit if where == "commit" else nothing
-    )
+    engine = RefusingEngine(**{f"on_{where}": refuses_3(WeightsUnfit("version 3 is refused by its probe"))})
     counts, pin = RefreshCounts(), Pin()
     waits_s = asyncio.run(refreshed(engine, [3, 3], counts, pin))
     assert engine.staged == [3] * MAX_TRIES and waits_s == [1.0, 2.0, 4.0]
@@ -175,14 +167,14 @@ def test_weights_that_do_not_arrive_are_tried_again_ever_less_often() -> None:
         if error := next(left, None):
             raise error
 
-    engine, counts = RefusingEngine(on_stage=refuse, on_commit=nothing), RefreshCounts()
+    engine, counts = RefusingEngine(on_stage=refuse), RefreshCounts()
     waits_s = asyncio.run(refreshed(engine, [3, 3], counts, Pin()))
     assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] and engine.policy_version == 3
     assert counts.refusal is None
 
 
 def test_an_engine_that_has_no_right_weights_any_more_is_reported_and_ends_its_actor() -> None:
-    engine, counts = RefusingEngine(on_stage=nothing, on_commit=raising(EngineSpoiled("of 9 nats"), 3)), RefreshCounts()
+    engine, counts = RefusingEngine(on_commit=refuses_3(EngineSpoiled("of 9 nats"))), RefreshCounts()
     with pytest.raises(EngineSpoiled):
         asyncio.run(refreshed(engine, [3], counts, Pin()))
     assert counts.refusal == Refusal(policy_version=3, reason="of 9 nats", unfit=True)
@@ -238,8 +230,7 @@ def test_the_reason_of_an_actor_that_has_left_is_known(watched: Watched) -> None
 
 
 def test_a_reason_is_as_long_as_a_heartbeat_may_carry() -> None:
-    counts = RefreshCounts()
-    engine = RefusingEngine(on_stage=raising(WeightsUnfit("x" * 5000), 3), on_commit=nothing)
+    engine, counts = RefusingEngine(on_stage=refuses_3(WeightsUnfit("x" * 5000))), RefreshCounts()
     asyncio.run(refreshed(engine, [3, 3], counts, Pin()))
     member = msgspec.structs.replace(MEMBER, refusal=counts.refusal)
     assert decode(type(member), encode(member)).refusal.reason == "x" * MAX_REASON_CHARS

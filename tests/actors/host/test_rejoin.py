@@ -42,21 +42,14 @@ def test_actors_play_by_some_settings_and_stay_when_others_change() -> None:
 
 
 def test_facts_beside_the_settings_count_but_the_folder_on_the_learners_host() -> None:
-    facts = facts_of()
-    others = [
-        msgspec.structs.replace(facts, **other)
-        for other in (
-            {"vocab_size": 124},
-            {"tokenizer_root": "other"},
-            {"own_modules": {"ours": "changed"}},
-            {"model_files": [ModelFile(name="config.json", blob=Blob(root="0" * 32, num_bytes=1))]},
-        )
-    ]
+    facts, file = facts_of(), ModelFile(name="config.json", blob=Blob(root="0" * 32, num_bytes=1))
+    changes = ({"vocab_size": 124}, {"tokenizer_root": "x"}, {"own_modules": {"ours": "x"}}, {"model_files": [file]})
+    others = [msgspec.structs.replace(facts, **change) for change in changes]
     assert len({each.play_root() for each in [facts, *others]}) == 5
     assert msgspec.structs.replace(facts, model_path="/elsewhere").play_root() == facts.play_root()
 
 
-def test_an_actor_whose_engine_dies_at_its_start_is_started_again(
+def test_an_actor_whose_engine_dies_early_is_started_again(
     shutdown: Shutdown, caplog: pytest.LogCaptureFixture
 ) -> None:
     def begin() -> StartEngine:
