@@ -21,12 +21,14 @@ def test_any_outcome_but_the_policys_own_is_a_failure(buffer: Views, outcome: Ou
         assert buffer.ledger.failed == {outcome.value: 1}
 
 
-def test_only_known_outcomes_and_reasons_become_accounts(buffer: Views) -> None:
+def test_only_known_outcomes_members_and_reasons_become_accounts(buffer: Views) -> None:
     lease = buffer.begin(ticket(0))
     buffer.actor.hand_in(lease, buffer.partial(lease, 1))
     partial = buffer.client.hget(f"{buffer.base}:group:0", "partial:1")
     with pytest.raises(redis.ResponseError, match="malformed outcome"):
         buffer.actor._verbs.call("fail", 0, 0, 0, lease.fence, b"\xff", b"why")
+    with pytest.raises(redis.ResponseError, match="malformed member"):
+        buffer.actor.fail(lease, 2, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why")
     with pytest.raises(redis.ResponseError, match="malformed reason"):
         buffer.actor._verbs.call("discard", 0, 1, partial, b"\xff")
     ledger = buffer.ledger
@@ -78,13 +80,6 @@ def test_a_payload_of_no_member_or_with_an_endless_record_is_refused(
     ledger = buffer.ledger
     assert (ledger.inserted, ledger.ready, ledger.partials_handed_in, ledger.repairs) == (2, 1, 0, 0)
     assert buffer.audit() == []
-
-
-def test_a_failure_of_no_member_is_refused(buffer: Views) -> None:
-    lease = buffer.begin(ticket(0))
-    with pytest.raises(redis.ResponseError, match="malformed member"):
-        buffer.actor.fail(lease, 2, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why")
-    assert buffer.ledger.failed == {}
 
 
 def test_a_group_without_its_size_waits_for_repair(buffer: Views, redis_client: redis.Redis) -> None:

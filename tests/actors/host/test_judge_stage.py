@@ -21,7 +21,6 @@ from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import group_parts, parts_of
 from slipstream.envhub.rewards.sibling_judge import Shown, sibling_marks
 from slipstream.replay.fleet.fleet import Fleet, RunState
-from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group, Marks, Verdict, with_verdict
 from tests.actors.group.test_group import Actor
 from tests.actors.group.test_reward_stage import scorer
@@ -29,7 +28,7 @@ from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impati
 from tests.envhub.rewards.test_group_judge import RUBRIC, marks_of_digits, replies_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
-from tests.replay.records.attempts import Views, attempt_at, ids, leased, ticket, verdict_on
+from tests.replay.records.attempts import Views, ids, leased, ticket, verdict_on
 from tests.waiting import until
 
 __all__ = ["impatient"]  # a fixture
@@ -63,7 +62,7 @@ def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:
     asyncio.run(keep_judging(setup, is_done=is_over))
 
 
-def complete(buffer: Views, run_id: str, *group_ids: int, columns: Mapping[int, dict[str, Any]] = {}) -> None:
+def complete(buffer: Views, *group_ids: int, columns: Mapping[int, dict[str, Any]] = {}) -> None:
     """Store groups whose members say 0, 1, 2 ..., after a word of their group, for a judge."""
     buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
     for group_id in group_ids:
@@ -72,38 +71,33 @@ def complete(buffer: Views, run_id: str, *group_ids: int, columns: Mapping[int, 
             said = {"user": f"group {group_id}", "assistant": str(member)}
             conversation = [{"role": role, "content": text} for role, text in said.items()]
             shown = json.dumps({"conversation": conversation, "columns": columns.get(group_id, {})})
-            attempt = msgspec.structs.replace(attempt_at(lease, member, run_id=run_id), shown=shown)
-            buffer.actor.insert(lease, attempt)
+            buffer.actor.insert(lease, msgspec.structs.replace(buffer.attempt(lease, member), shown=shown))
 
 
 def claimed(buffer: Views, num_groups: int) -> list[Group]:
     return buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0)
 
 
-def test_a_group_is_ready_when_judged_and_has_its_marks(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
-    complete(buffer, run_id, 0, 1)
+def test_a_group_is_ready_when_judged_and_its_marks_survive_an_older_checkpoint(
+    buffer: Views, server: ScriptedJudge
+) -> None:
+    complete(buffer, 0, 1)
     assert (buffer.ledger.judging, buffer.ledger.ready, claimed(buffer, 1)) == (2, 0, [])
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 2)
     assert buffer.audit() == []
-    for group in claimed(buffer, 2):
+    before = claimed(buffer, 2)
+    for group in before:
         members = group.trajectories
         assert [member.part_values for member in members] == [{"better": 0.1 * place} for place in range(MEMBERS)]
         expected = [{"task": 1.0, "better": 0.05 * place} for place in range(MEMBERS)]
         assert [member.turns[-1].rewards for member in members] == expected
         assert {member.shown for member in members} == {""}, "an archive does not need it"
-    assert len(server.requests) == 2
-
-
-def test_marks_survive_a_learner_of_an_older_checkpoint(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
-    complete(buffer, run_id, 0)
-    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 1)
-    (before,) = claimed(buffer, 1)
     buffer.learner.acquire_epoch()
-    assert buffer.learner.reopen(0) == 1
-    (after,) = claimed(buffer, 1)
-    assert after == before and len(server.requests) == 1
+    assert buffer.learner.reopen(0) == 2
+    after = claimed(buffer, 2)
+    assert len(after) == len(server.requests) == 2 and all(group in before for group in after)
     buffer.learner.settle(1)
-    assert buffer.audit() == [] and buffer.ledger.trained == 1
+    assert buffer.audit() == [] and buffer.ledger.trained == 2
 
 
 async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
@@ -136,9 +130,9 @@ async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server:
         assert all(0 < member.part_values["better"] <= 1 for member in group.trajectories)
 
 
-def test_garbage_of_a_judge_drops_the_group_without_zeros(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+def test_garbage_of_a_judge_drops_the_group_without_zeros(buffer: Views, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: completion("They are all great."))
-    complete(buffer, run_id, 0)
+    complete(buffer, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.dropped == {"judge_failed": 1})
     ledger = buffer.ledger
     assert (ledger.failed, ledger.ready, ledger.judging) == ({"judge_failed": 3}, 0, 0)
@@ -152,17 +146,15 @@ def is_settled(buffer: Views) -> bool:
     return (ledger.ready, ledger.dropped) == (2, {"judge_failed": 1})
 
 
-def test_a_group_whose_columns_are_missing_is_dropped_and_the_others_are_judged(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
-    complete(buffer, run_id, 0, 1, 2, columns={1: {"gold": 4}, 2: {"gold": 5}})
+def test_a_group_without_its_columns_is_dropped_and_the_others_are_judged(buffer: Views, server: ScriptedJudge) -> None:
+    complete(buffer, 0, 1, 2, columns={1: {"gold": 4}, 2: {"gold": 5}})
     judged_by(setup_of(buffer, better(server.url, columns=["gold"])), lambda: is_settled(buffer))
     assert buffer.audit() == []
     assert "`env.rewards.better`: the actor stored no column gold" in buffer.learner.failures()[0].reason
 
 
 def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_judged(
-    buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+    buffer: Views, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def compared(judge: Judge, members: Sequence[Shown]) -> list[Reading[float]]:
         if members[0].conversation[0]["content"] == "group 0":
@@ -170,7 +162,7 @@ def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_jud
         return await sibling_marks(judge, members)
 
     monkeypatch.setattr("slipstream.actors.host.judging.sibling_marks", compared)
-    complete(buffer, run_id, 0, 1, 2)
+    complete(buffer, 0, 1, 2)
     for _ in range(20):  # as its supervisor starts it again
         with contextlib.suppress(ZeroDivisionError):
             judged_by(setup_of(buffer, better(server.url)), lambda: is_settled(buffer))
@@ -178,20 +170,18 @@ def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_jud
     assert is_settled(buffer) and buffer.audit() == []
 
 
-def test_a_judge_that_is_away_judges_the_group_later(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+def test_a_judge_that_is_away_judges_the_group_later(buffer: Views, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: (401, {}, b"no") if number < 2 else marks_of_digits(request, number))
-    complete(buffer, run_id, 0)
+    complete(buffer, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 1)
     assert buffer.ledger.failed == {"judge_failed": 2} and buffer.audit() == []
 
 
-def test_a_group_whose_lease_was_lost_is_judged_again_and_the_late_verdict_is_refused(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
-    complete(buffer, run_id, 0)
+def test_a_lost_group_is_judged_again_and_the_late_verdict_is_refused(buffer: Views, server: ScriptedJudge) -> None:
+    complete(buffer, 0)
     late = buffer.judge.lease("late")
     assert late is not None and buffer.judge.lease("other") is None
-    buffer.client.zadd(key(run_id, "train", "judging"), {"0": 1})
+    buffer.client.zadd(f"{buffer.base}:judging", {"0": 1})
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 1)
     assert buffer.judge.store(late, verdict_on(late)).value == "fenced"
     ledger = buffer.ledger
@@ -199,19 +189,17 @@ def test_a_group_whose_lease_was_lost_is_judged_again_and_the_late_verdict_is_re
     assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.1, 0.2]
 
 
-def test_a_judge_that_leaves_gives_its_groups_back(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+def test_a_judge_that_leaves_gives_its_groups_back(buffer: Views, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: time.sleep(1) or marks_of_digits(request, number))
-    complete(buffer, run_id, 0, 1)
+    complete(buffer, 0, 1)
     judged_by(setup_of(buffer, better(server.url)), lambda: len(server.requests) == 2)
     heir = buffer.judge.lease("heir")
     assert heir is not None and (heir.ticket.group_id, heir.num_judgings) == (0, 0)
 
 
-def test_a_payload_that_cannot_be_read_is_quarantined_with_its_sender_by_the_learner(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
-    complete(buffer, run_id, 0, 1)
-    (name,) = buffer.client.scan_iter(f"{key(run_id, 'train', 'blob')}:0:1:*")
+def test_a_learner_quarantines_an_unreadable_payload_with_its_sender(buffer: Views, server: ScriptedJudge) -> None:
+    complete(buffer, 0, 1)
+    (name,) = buffer.names("blob:0:1")
     buffer.client.set(name, b"garbage")
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 2)
     assert ids(claimed(buffer, 2)) == [1]
@@ -276,7 +264,7 @@ def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_gro
         return marks_of_digits(request, number)
 
     server.answer_by(slow_at_first)
-    complete(buffer, run_id, *range(num_groups))
+    complete(buffer, *range(num_groups))
     run = Run(buffer.client, redis_url, run_id, tmp_path, server.url)
     first = run.judge("first")
     wait_until(lambda: len(server.requests) == num_groups, "all groups are asked about", first)
@@ -285,7 +273,7 @@ def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_gro
     is_killed.set()
     ledger = buffer.ledger
     assert (ledger.judging, ledger.ready) == (num_groups - 2, 2) and buffer.audit() == []
-    name = key(run_id, "train", "judging")
+    name = f"{buffer.base}:judging"
     buffer.client.zadd(name, dict.fromkeys(buffer.client.zrange(name, 0, -1), 1))  # its leases expire
     second = run.judge("second")
     wait_until(lambda: buffer.ledger.ready == num_groups, "all groups are ready", second)
@@ -314,7 +302,7 @@ def test_a_judge_names_what_is_missing(redis_client: redis.Redis, redis_url: str
 def test_groups_from_before_a_resume_without_the_judge_become_ready_without_marks(
     buffer: Views, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
 ) -> None:
-    complete(buffer, run_id, 0)
+    complete(buffer, 0)
     run = Run(buffer.client, redis_url, run_id, tmp_path, server.url)
     run.describe({})
     judge = run.judge("judge")

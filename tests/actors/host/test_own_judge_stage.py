@@ -24,7 +24,6 @@ from slipstream.envhub.rewards.part import book_on, judge_by
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.fleet.judge_account import JudgeAccount
-from slipstream.replay.records.keys import key
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from tests.actors.episode.episodes import ids
 from tests.actors.group.test_group import MEMBERS, TOKENIZER, TURNS, Actor, acting
@@ -36,7 +35,7 @@ from tests.guess import WORDS
 from tests.learner.supply.test_supply import ahead_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
-from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
+from tests.replay.records.attempts import leased, make_buffer, ticket
 from tests.waiting import until
 
 __all__ = ["impatient"]  # a fixture
@@ -110,17 +109,13 @@ class Scene:
         own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=model, episodes=setup.episodes)
         judge_by(own, parts.parts)
         book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
-        buffers = {"eval": self.evaluations.actor, "train": self.buffer.actor}
-        judged: dict[str, Any] = {"buffers": buffers, "judge_buffer": self.buffer.judge}
+        buffers, judge_buffer = {"eval": self.evaluations.actor, "train": self.buffer.actor}, self.buffer.judge
         self.actor.setup = setup
-        self.acting = asyncio.create_task(acting(self.actor, self.buffer, self._client, shutdown, **judged))
+        task = acting(self.actor, self.buffer, shutdown, buffers=buffers, judge_buffer=judge_buffer)
+        self.acting = asyncio.create_task(task)
         yield
         Fleet(self._client, self._run_id).set_run_state(RunState.FINISHED)
         assert await self.acting == exit_code
-
-    def holder_of(self, group_id: int) -> set[str]:
-        """The names of what Redis knows of a group."""
-        return {name.decode() for name in self._client.hkeys(key(self._run_id, "train", f"group:{group_id}"))}
 
     def claimed(self, num_groups: int) -> list[list[Trajectory]]:
         groups = self.buffer.learner.claim(1, num_groups, policy_version=1, max_lag=1)
@@ -161,9 +156,7 @@ async def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(sce
     assert policy.num_judging == num_groups and scene.buffer.audit() == []
 
 
-async def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(
-    scene: Scene, shutdown: Shutdown
-) -> None:
+async def test_an_engine_that_dies_while_it_judges_has_judged_in_vain(scene: Scene, shutdown: Shutdown) -> None:
     """Else a group whose judging kills the engine would kill every engine, again and again."""
     policy = Policy(waits=True)
     policy.dies = True
@@ -187,14 +180,10 @@ async def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene:
         await until(lambda: policy.num_judging == 2)
         shutdown.notice()
         await until(lambda: scene.acting.done())
-    check_given_back(scene, 2)
-
-
-def check_given_back(scene: Scene, num_groups: int) -> None:
     ledger = scene.buffer.ledger
-    assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (num_groups, {}, 0)
-    heirs = [scene.buffer.judge.lease("heir") for _ in range(num_groups)]
-    assert [heir.num_judgings for heir in heirs if heir is not None] == [0] * num_groups
+    assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (2, {}, 0)
+    heirs = [scene.buffer.judge.lease("heir") for _ in range(2)]
+    assert [heir.num_judgings for heir in heirs if heir is not None] == [0] * 2
     assert scene.buffer.audit() == []
 
 
@@ -209,25 +198,19 @@ async def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Sce
     check_marks(scene.claimed(1)[0], version=1)
 
 
-async def test_an_old_policy_does_not_judge(
-    scene: Scene, run_id: str, redis_client: redis.Redis, shutdown: Shutdown
-) -> None:
+async def test_an_old_policy_does_not_judge(scene: Scene, redis_client: redis.Redis, shutdown: Shutdown) -> None:
     """In a synchronous run each group is judged by the very weights that played it."""
     scene.buffer.learner.open([ticket(0, num_members=MEMBERS, is_judged=True, min_policy_version=1)])
     lease = leased(scene.buffer)
     for member in lease.missing:
         conversation = [{"role": "user", "content": "say"}, {"role": "assistant", "content": WORDS[member]}]
         shown = json.dumps({"conversation": conversation, "columns": {}})
-        played = attempt_at(lease, member, run_id=run_id, policy_version=1)
+        played = scene.buffer.attempt(lease, member, policy_version=1)
         scene.buffer.actor.insert(lease, msgspec.structs.replace(played, shown=shown))
-    policy = Policy()
-
-    def num_leases() -> int:
-        return int(redis_client.hget(key(run_id, "train", "counters"), "last_fence") or 0)
-
+    policy, counters, group = Policy(), f"{scene.buffer.base}:counters", f"{scene.buffer.base}:group:0"
     async with scene.playing(policy, shutdown):
-        await until(lambda: num_leases() > lease.fence)  # it has seen the group
-        await until(lambda: "judge" not in scene.holder_of(0))
+        await until(lambda: int(redis_client.hget(counters, "last_fence") or 0) > lease.fence)  # it has seen the group
+        await until(lambda: b"judge" not in redis_client.hkeys(group))
         assert policy.num_judging == 0
         await policy.gets(1)
         await until(lambda: scene.buffer.ledger.ready == 1)

@@ -86,32 +86,26 @@ class Plane:
     """The weight plane of one run: its relays and receivers, each a process."""
 
     def __init__(self, redis_url: str, run_id: str, client: redis.Redis, tmp_path: Path) -> None:
-        self.bulletin = Bulletin(client, run_id)
-        self._redis_url = redis_url
-        self._run_id = run_id
-        self._tmp_path = tmp_path
+        self.bulletin, self.fleet = Bulletin(client, run_id), Fleet(client, run_id)
+        self._redis_url, self._run_id, self._tmp_path = redis_url, run_id, tmp_path
         self._processes: list[Process] = []
-        fleet = Fleet(client, run_id)
         config_yaml = f"run: {{name: {run_id}}}\n"
-        fleet.describe_run(msgspec.structs.replace(FACTS, config_yaml=config_yaml, model_path=""))
-        fleet.set_run_state(RunState.TRAINING)
-        self.fleet = fleet
+        self.fleet.describe_run(msgspec.structs.replace(FACTS, config_yaml=config_yaml, model_path=""))
+        self.fleet.set_run_state(RunState.TRAINING)
 
     def close(self) -> None:
         for process in self._processes:
             if process.exit_code is None:
                 process.kill()
 
-    def start_relay(
-        self, *settings: str, bytes_per_s: float = math.inf, environment: dict[str, str] | None = None
-    ) -> Process:
+    def start_relay(self, *settings: str, bytes_per_s: float = math.inf) -> Process:
         run = [f"redis.url={self._redis_url}", f"run.name={self._run_id}"]
         arguments = ["tests.actors.small_chunks", str(CHUNK_BYTES), str(bytes_per_s), *run, *settings]
-        return self._start(f"relay{len(self._processes)}", arguments, environment)
+        return self._start(f"relay{len(self._processes)}", arguments)
 
-    def start_receiver(self, name: str, *, environment: dict[str, str] | None = None) -> "Receiving":
+    def start_receiver(self, name: str, **environment: str) -> "Receiving":
         arguments = ["tests.actors.puller", self._redis_url, self._run_id, name, str(CHUNK_BYTES)]
-        return Receiving(self._start(name, arguments, environment))
+        return Receiving(self._start(name, arguments, **environment))
 
     def relay(self) -> RelayNotice | None:
         """What the only relay says of itself; None while there is none."""
@@ -122,9 +116,9 @@ class Plane:
     def wait_for_relays(self, count: int = 1) -> None:
         wait_until(lambda: len(self.bulletin.relays()) == count, f"{count} relays")
 
-    def _start(self, name: str, arguments: list[str], environment: dict[str, str] | None) -> Process:
+    def _start(self, name: str, arguments: list[str], **environment: str) -> Process:
         log = self._tmp_path / f"{name}.log"
-        process = Process(name, [sys.executable, "-m", *arguments], log=log, environment=environment or {})
+        process = Process(name, [sys.executable, "-m", *arguments], log=log, environment=environment)
         self._processes.append(process)
         return process
 
@@ -144,10 +138,7 @@ class Receiving:
         return next((said for said in self.said() if said.get("version") == version), None)
 
     def wait_for(self, version: int) -> dict[str, Any]:
-        wait_until(lambda: self.last(version) is not None, f"{self.process.name} to have version {version}")
-        said = self.last(version)
-        assert said is not None
-        return said
+        return wait_until(lambda: self.last(version), f"{self.process.name} to have version {version}")
 
 
 @pytest.fixture
@@ -157,8 +148,8 @@ def plane(redis_url: str, run_id: str, redis_client: redis.Redis, tmp_path: Path
 
 
 @contextmanager
-def origin_of(plane: Plane, *, bytes_per_s: float = math.inf, key: CurveKey | None = None) -> Iterator[Origin]:
-    origin = Origin(plane.bulletin, bytes_per_s=bytes_per_s, key=key)
+def origin_of(plane: Plane, **settings: Any) -> Iterator[Origin]:
+    origin = Origin(plane.bulletin, **settings)
     with closing(origin.server):
         yield origin
 
@@ -278,7 +269,7 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
     plane.wait_for_relays()
     with origin_of(plane, key=key) as origin:
         manifest = origin.publish(1)
-        member = plane.start_receiver("member", environment={KEY_VARIABLE: secret})
+        member = plane.start_receiver("member", **{KEY_VARIABLE: secret})
         stranger = plane.start_receiver("stranger")
         assert member.wait_for(1)["digests"] == origin.digests(manifest)
         wait_until(lambda: any("refused" in said for said in stranger.said()), "the stranger to give up")
