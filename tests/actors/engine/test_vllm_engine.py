@@ -40,12 +40,9 @@ def keeping(policies: Policies) -> Iterator[VllmEngine]:
     asyncio.run(engine.close())
 
 
-def test_logprobs_are_those_of_a_forward_pass(keeping: VllmEngine, policies: Policies) -> None:
+def test_logprobs_are_those_of_a_forward_pass_at_the_true_temperature(keeping: VllmEngine, policies: Policies) -> None:
     completion = check_serves(keeping, policies.models[0], version=0)
     assert len(completion.tokens) == len(completion.logprobs) > 0
-
-
-def test_logprobs_are_of_the_distribution_at_the_true_temperature(keeping: VllmEngine, policies: Policies) -> None:
     cooler = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=24)
     completion = run(keeping.generate(PROMPT, cooler))
     at_temperature = forward_logprobs(policies.models[0], PROMPT, completion.tokens, temperature=0.7)

@@ -57,13 +57,9 @@ class SpeaksNumpy(GuessEnv):
 
     async def step(self, action: str) -> Observation:
         said = await super().step(action)
-        return dataclasses.replace(
-            said,
-            rewards={name: np.float64(reward) for name, reward in said.rewards.items()},
-            score=np.float32(said.score),  # type: ignore[arg-type]
-            success=np.bool_(said.success),  # type: ignore[arg-type]
-            valid_action=np.bool_(said.valid_action),  # type: ignore[arg-type]
-        )
+        rewards = {name: np.float64(reward) for name, reward in said.rewards.items()}
+        flags = {"success": np.bool_(said.success), "valid_action": np.bool_(said.valid_action)}
+        return dataclasses.replace(said, rewards=rewards, score=np.float32(said.score), **flags)
 
 
 class SaysHalfACharacter(GuessEnv):

@@ -78,9 +78,7 @@ def claimed(buffer: Views, num_groups: int) -> list[Group]:
     return buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0)
 
 
-def test_a_group_is_ready_when_judged_and_its_marks_survive_an_older_checkpoint(
-    buffer: Views, server: ScriptedJudge
-) -> None:
+def test_a_judged_group_is_ready_and_its_marks_survive_an_old_checkpoint(buffer: Views, server: ScriptedJudge) -> None:
     complete(buffer, 0, 1)
     assert (buffer.ledger.judging, buffer.ledger.ready, claimed(buffer, 1)) == (2, 0, [])
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.ledger.ready == 2)

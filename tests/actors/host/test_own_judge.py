@@ -17,9 +17,8 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.part import Part, group_parts, judge_by, parts_of
 from slipstream.envhub.rewards.sibling_judge import sibling_marks
 from tests.actors.episode.episodes import ALLOWANCE, engine_of
-from tests.actors.group.test_group import TURNS, Actor, buffer, trained
+from tests.actors.group.test_group import TOKENIZER, TURNS, Actor, buffer, trained
 from tests.actors.scripted_judge import impatient
-from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub.rewards.test_group_judge import shown
 from tests.envhub.rewards.test_judge import judge_at
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
@@ -29,7 +28,6 @@ __all__ = ["buffer", "impatient"]  # fixtures
 
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
 OWN = {"part": "judge", "url": "actors", "rubric": RUBRIC, "weight": 0.5}
-TOKENIZER = merging_tokenizer(CHATML)
 
 
 class Marker:

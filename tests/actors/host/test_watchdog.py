@@ -9,27 +9,23 @@ from slipstream.replay.server.redis_server import Server
 from tests.actors.group.test_group import buffer_with
 from tests.processes import Process
 
-COMPUTES = """
+WATCHED = """
 import asyncio, re
 from slipstream.actors.host.watchdog import watch
 
 async def step():
     watch(limit_s=1)
     await asyncio.sleep(0.1)
-    re.fullmatch("(a+)+", 40 * "a" + "b")
+    {}
 
 asyncio.run(step())
 """
-TURNS = """
-import asyncio
-from slipstream.actors.host.watchdog import watch
 
-async def turns():
-    watch(limit_s=1)
-    await asyncio.sleep(2.5)
 
-asyncio.run(turns())
-"""
+def watched(work: str, folder: Path) -> tuple[int, str]:
+    """The exit code of a process that does `work` under a watchdog of 1 s, and what it said."""
+    process = Process("watched", [sys.executable, "-c", WATCHED.format(work)], log=folder / "said", environment={})
+    return process.wait(120), process.said()
 
 
 def test_an_environment_that_blocks_ends_its_actor_which_names_it_and_its_group_goes_to_others(
@@ -47,11 +43,9 @@ def test_an_environment_that_blocks_ends_its_actor_which_names_it_and_its_group_
 
 def test_a_call_that_does_not_let_go_of_the_interpreter_ends_its_process_and_is_named(tmp_path: Path) -> None:
     """No other thread of Python's runs while such a call does, as one of a regular expression."""
-    process = Process("computes", [sys.executable, "-c", COMPUTES], log=tmp_path / "said", environment={})
-    assert process.wait(120) == 1
-    assert "Timeout (0:00:02)!" in process.said() and "fullmatch" in process.said()
+    exit_code, said = watched('re.fullmatch("(a+)+", 40 * "a" + "b")', tmp_path)
+    assert exit_code == 1 and "Timeout (0:00:02)!" in said and "fullmatch" in said
 
 
 def test_a_loop_that_turns_is_left_alone(tmp_path: Path) -> None:
-    process = Process("turns", [sys.executable, "-c", TURNS], log=tmp_path / "said", environment={})
-    assert (process.wait(120), process.said()) == (0, "")
+    assert watched("await asyncio.sleep(2.5)", tmp_path) == (0, "")

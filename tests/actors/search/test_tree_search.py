@@ -93,21 +93,14 @@ def test_tree_of_thoughts_goes_on_from_the_best_at_each_depth_and_breaks_ties_by
 
 
 def test_tree_of_thoughts_goes_on_from_the_most_valuable_state_whatever_it_has_earned() -> None:
-    tree = HandMade(
-        {"": "abc", "a": "xy", "c": "xy"},
-        rewards={"b": 0.5},
-        values={"a": 0.3, "b": 0.2, "c": 0.9},
-        ends={f"{at}{letter}": False for at in "ac" for letter in "xy"},
-    )
+    samples, ends = {"": "abc", "a": "xy", "c": "xy"}, {f"{at}{letter}": False for at in "ac" for letter in "xy"}
+    tree = HandMade(samples, rewards={"b": 0.5}, values={"a": 0.3, "b": 0.2, "c": 0.9}, ends=ends)
     assert searched(tree, tree_of_thoughts(tree, width=3, beam=2)) == ["", "c", "a"]
 
 
 def test_mcts_counts_a_value_in_the_place_of_an_episode() -> None:
-    tree = HandMade(
-        {"": "ab", "a": "xy", "b": "xy"},
-        values={"a": 0.1, "b": 0.9},
-        ends={f"{at}{letter}": False for at in "ab" for letter in "xy"},
-    )
+    samples, ends = {"": "ab", "a": "xy", "b": "xy"}, {f"{at}{letter}": False for at in "ab" for letter in "xy"}
+    tree = HandMade(samples, values={"a": 0.1, "b": 0.9}, ends=ends)
     # a and b are visited without an episode; then b, with the higher value, is expanded before a.
     assert searched(tree, mcts(tree, width=2, budget=6, exploration=0.1))[:2] == ["", "b"]
     assert not any(">" in step for step in tree.done)
@@ -122,10 +115,8 @@ def test_tree_of_thoughts_counts_an_action_once_lives_with_one_that_failed_and_k
 
 
 def test_dfsdt_goes_deep_goes_back_and_stops_at_the_first_success() -> None:
-    tree = HandMade(
-        {"": "abc", "a": "ab", "aa": "ab", "ab": "ab", "b": "ab", "ba": "b"},
-        ends={"aaa": False, "aba": False, "bab": True},
-    )
+    samples = {"": "abc", "a": "ab", "aa": "ab", "ab": "ab", "b": "ab", "ba": "b"}
+    tree = HandMade(samples, ends={"aaa": False, "aba": False, "bab": True})
     # aaa is over and sends it past aa, whose b is not tried, and aba past ab; in a, both are tried then.
     assert searched(tree, dfsdt(tree, width=2, budget=60)) == ["", "a", "aa", "a", "ab", "", "b", "ba"]
     assert tree.num_turns == 8
@@ -169,12 +160,9 @@ def test_mcts_visits_first_what_the_policy_does_most_often() -> None:
 
 
 def test_mcts_plays_out_each_child_once_before_it_looks_deeper_and_ends_where_all_is_over() -> None:
-    tree = HandMade(
-        {"": "ab", "a": "ab", "b": "ab"},
-        ends={"aa": True, "ab": False, "ba": False, "bb": False},
-        rewards={"aa": 1.0},
-        endings={"a": ["b"], "b": ["a"]},
-    )
+    samples, endings = {"": "ab", "a": "ab", "b": "ab"}, {"a": ["b"], "b": ["a"]}
+    ends = {"aa": True, "ab": False, "ba": False, "bb": False}
+    tree = HandMade(samples, ends=ends, rewards={"aa": 1.0}, endings=endings)
     # Both have earned 0 in one visit: a comes first. aa brings 1, so a has 0.5 + 0.7 sqrt(3) / 3 = 0.904 against
     # 0.7 sqrt(3) / 2 = 0.606 of b, and ab is seen; then a is closed, and what is left is b.
     assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == ["", "a>b", "b>a", "a", "b"]
@@ -233,23 +221,15 @@ def test_mcts_gives_up_where_everything_fails_or_nothing_is_new() -> None:
 
 
 def test_a_revision_is_shown_the_best_attempt_before_and_the_newest_of_equal_ones() -> None:
-    tree = HandMade(
-        {},
-        attempts=["aa", "ab", "ba", "bb", "cc"],
-        rewards={"ba": 0.5},
-        ends={"aa": False, "ab": False, "ba": False, "bb": False, "cc": True},
-    )
+    ends = {"aa": False, "ab": False, "ba": False, "bb": False, "cc": True}
+    tree = HandMade({}, attempts=list(ends), rewards={"ba": 0.5}, ends=ends)
     done = searched(tree, graph_of_thoughts(tree, width=1, beam=1, budget=60))
     assert done == [": aa", "aa: ab", "ab: ba", "ba: bb", "ba: cc"]
 
 
 def test_attempts_of_one_round_are_shown_the_same_ones_and_merge_them() -> None:
-    tree = HandMade(
-        {},
-        attempts=["a", "b", "c", "d", "e", "f"],
-        values={"a": 0.1, "b": 0.3, "c": 0.2, "d": 0.9},
-        ends=dict.fromkeys("abcdef", False),
-    )
+    values, ends = {"a": 0.1, "b": 0.3, "c": 0.2, "d": 0.9}, dict.fromkeys("abcdef", False)
+    tree = HandMade({}, attempts=list(ends), values=values, ends=ends)
     done = searched(tree, graph_of_thoughts(tree, width=2, beam=2, budget=5))
     assert done == [": a", ": b", "b+a: c", "b+a: d", "d+b: e", "d+b: f"]
     assert tree.num_turns == 6  # the round that reaches the budget is played to its end

@@ -46,9 +46,6 @@ def silent_after_15(request: ChunkRequest, number: int) -> tuple[ChunkReply, byt
     return true_reply(request, number) if number < 15 else None
 
 
-# --- One source after another.
-
-
 @pytest.mark.parametrize("endpoint", ["tcp://*:5555", "tcp://host:99999", "nonsense"])
 def test_a_source_at_no_address_is_left_for_another(endpoint: str) -> None:
     with serving() as publisher, Pulling(endpoint) as pulling:
@@ -90,11 +87,8 @@ def test_only_the_chunks_that_were_lost_are_asked_for_again(monkeypatch: pytest.
 def test_a_publisher_that_stops_answering_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.3)
     monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
-    with (
-        Pulling() as pulling,
-        faulty(lambda *_: None) as publisher,
-        pytest.raises(PullFailed, match="40 of 40 chunks missing: no source made progress"),
-    ):
+    why = "40 of 40 chunks missing: no source made progress"
+    with Pulling() as pulling, faulty(lambda *_: None) as publisher, pytest.raises(PullFailed, match=why):
         pulling.pull(publisher, timeout_s=3600)
 
 
@@ -102,9 +96,6 @@ def test_a_blob_that_the_publisher_no_longer_has_is_given_up_at_once() -> None:
     older = Blob(root="older", num_bytes=1)
     with Pulling() as pulling, serving() as publisher, pytest.raises(PullFailed, match="does not serve this blob any"):
         pulling.puller.pull(older, publisher=publisher.endpoint, check=check, timeout_s=3600)
-
-
-# --- Bytes that are not what they should be.
 
 
 def test_what_the_way_did_to_a_chunk_is_seen_and_only_that_chunk_comes_from_another() -> None:
@@ -151,9 +142,6 @@ def test_a_publisher_that_sends_rubbish_is_refused_with_the_reason(
         with pytest.raises(PullFailed, match=why):
             pulling.pull(publisher)
         assert pulling.puller.counts.num_corrupt == 1
-
-
-# --- Who is asked.
 
 
 def choosing(

@@ -34,8 +34,9 @@ def shared(num_bytes: int, device: torch.device | None = None) -> WeightsMemory:
     return memory
 
 
-def used(memory: WeightsMemory | MappedWeights) -> None:
-    memory.pinning.used(memory.flat)
+def used(memory: WeightsMemory | MappedWeights, times: int = 1) -> None:
+    for _ in range(times):
+        memory.pinning.used(memory.flat)
 
 
 def pinned(memory: WeightsMemory | MappedWeights, runtime: Runtime) -> bool:
@@ -74,17 +75,14 @@ def test_memory_is_pinned_at_its_second_use_and_unpinned_before_it_is_replaced(m
     used(memory)
     assert not pinned(memory, runtime), "a buffer that only one version uses is not worth it"
     memory.resize(3 * PAGE)
-    used(memory)
-    used(memory)
+    used(memory, times=2)
     assert pinned(memory, runtime) and devices == [1] and len(runtime.pinned) == 1
     memory.adopt(torch.ones(PAGE, dtype=torch.uint8))
     assert runtime.pinned == {} and memory.flat.tolist() == [1] * PAGE
-    used(memory)
-    used(memory)
+    used(memory, times=2)
     assert pinned(memory, runtime)
     memory.resize(0)
-    used(memory)
-    used(memory)
+    used(memory, times=2)
     assert runtime.pinned == {}
 
 
@@ -104,8 +102,7 @@ def test_each_worker_pins_its_mapping_until_the_memory_is_replaced(monkeypatch: 
     owner.resize(PAGE)
     owner.flat.fill_(3)
     assert mapped.at(owner.path).tolist() == [3] * PAGE and runtime.pinned == {}
-    used(mapped)
-    used(mapped)
+    used(mapped, times=2)
     assert pinned(mapped, runtime)
     mapped.pinning.end()
     mapped.pinning.end()
@@ -116,8 +113,7 @@ def test_without_a_gpu_nothing_is_pinned() -> None:
     owner, mapped = shared(PAGE), MappedWeights()
     for memory in (owner, mapped):
         mapped.at(owner.path)
-        used(memory)
-        used(memory)
+        used(memory, times=2)
         assert memory.pinning.pages is None
 
 
