@@ -47,11 +47,11 @@ def relay_at(
 
 
 class Pulling:
-    def __init__(self, *relays: str, key: CurveKey | None = None, patience_s: float = 0.0) -> None:
+    def __init__(self, *relays: str, key: CurveKey | None = None, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.relays = [relay_at(endpoint) for endpoint in relays]
         self.blamed: list[str] = []
-        sources = Sources(lambda: self.relays, name="me", host="here", patience_s=patience_s)
-        self.puller = Puller(sources, blame=self.blamed.append, chunk_bytes=CHUNK_BYTES, key=key)
+        sources = Sources(lambda: self.relays, name="me", host="here", patience_s=0.0)
+        self.puller = Puller(sources, blame=self.blamed.append, chunk_bytes=chunk_bytes, key=key)
 
     def __enter__(self) -> Self:
         return self

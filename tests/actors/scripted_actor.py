@@ -95,14 +95,9 @@ def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEn
             reply = chance.choice(WORDS)
         return list(tokenizer.encode(reply + end, add_special_tokens=False))
 
-    return PullingEngine(
-        actors_puller(mine.redis.url, run.run.name, actor=name),
-        len(tokenizer),
-        script=write,
-        policy_version=-1,
-        schedule=Schedule(token_time_s=TOKEN_TIME_S),
-        max_tokens=run.model.max_tokens,
-    )
+    puller, schedule = actors_puller(mine.redis.url, run.run.name, actor=name), Schedule(token_time_s=TOKEN_TIME_S)
+    given = {"script": write, "policy_version": -1, "schedule": schedule, "max_tokens": run.model.max_tokens}
+    return PullingEngine(puller, len(tokenizer), **given)
 
 
 if __name__ == "__main__":

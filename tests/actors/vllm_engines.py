@@ -21,8 +21,7 @@ from slipstream.common.records.trajectory import Sampling
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.delta import encode_delta
-from slipstream.common.transfer.probe import Probe
-from slipstream.common.transfer.weights import Adapted, Offer, buffer_bytes, layout, sealed
+from slipstream.common.transfer.weights import Offer, buffer_bytes, layout, sealed
 from slipstream.learner.publisher.lineage import continued
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.forward_pass import probe_by
@@ -53,22 +52,13 @@ class Offers:
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}  # tied ones once
         return self.offer_of(weights, policy_version=policy_version, probe=probe_by(probed or model))
 
-    def offer_of(
-        self,
-        weights: dict[str, torch.Tensor],
-        *,
-        policy_version: int,
-        adapted: Adapted | None = None,
-        probe: Probe | None = None,
-    ) -> Offer:
-        """Serve these tensors, all float32: whole weights, or adapters."""
+    def offer_of(self, weights: dict[str, torch.Tensor], *, policy_version: int, **named: Any) -> Offer:
+        """Serve these tensors, all float32: whole weights, or adapters; `named` is for their manifest."""
         entries = layout((name, "float32", tuple(value.shape)) for name, value in weights.items())
         buffer = bytearray(buffer_bytes(entries))
         for entry in entries:
             buffer[entry.offset : entry.offset + entry.num_bytes] = weights[entry.name].numpy().tobytes()
-        manifest = sealed(
-            entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1, adapted=adapted, probe=probe
-        )
+        manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1, **named)
         self._buffers[manifest.root] = buffer
         return Offer(manifest=manifest, pull_endpoint=self._server.endpoint)
 
@@ -77,7 +67,6 @@ class Offers:
         whole = self.offer(model, policy_version=last.manifest.policy_version + 1)
         old, new = (self._buffers.pop(offer.manifest.root) for offer in (last, whole))
         delta = encode_delta(memoryview(old), memoryview(new), whole.manifest.tensors)
-        assert delta is not None
         manifest = continued(whole.manifest, last.manifest, delta, anchor_every=10)
         self._buffers[manifest.deltas[-1].blob.root] = bytearray(delta)
         return msgspec.structs.replace(whole, manifest=manifest)
@@ -119,17 +108,10 @@ def started(
     **actors: Any,
 ) -> VllmEngine:
     """An engine; `model` and `actors` are settings of these sections."""
-    of_model: dict[str, Any] = {"max_tokens": MAX_TOKENS, "dtype": "float32"}
-    of_actors: dict[str, Any] = {"kv_cache_bytes": 64 << 20, "max_episodes": 32}
-    order = EngineSettings(
-        model=ModelConfig(**(of_model | (model or {}))),
-        actors=ActorsConfig(**(of_actors | actors)),
-        model_path=str(folder),
-        policy_version=0,
-        seed=11,
-        receiver=receiver,
-    )
-    return VllmEngine(process or EngineProcess(), order)
+    of_model = ModelConfig(**({"max_tokens": MAX_TOKENS, "dtype": "float32"} | (model or {})))
+    of_actors = ActorsConfig(**({"kv_cache_bytes": 64 << 20, "max_episodes": 32} | actors))
+    start = {"model_path": str(folder), "policy_version": 0, "seed": 11, "receiver": receiver}
+    return VllmEngine(process or EngineProcess(), EngineSettings(model=of_model, actors=of_actors, **start))
 
 
 def changed(model: Qwen3ForCausalLM, *, seed: int) -> Qwen3ForCausalLM:

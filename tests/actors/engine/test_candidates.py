@@ -32,9 +32,7 @@ def test_a_set_that_may_be_larger_than_what_was_asked_about_is_refused() -> None
     ("temperature", "top_p", "top_k", "expected"),
     [(1.0, 1.0, 0, 0), (1.0, 1.0, 4, 14), (1.0, 0.9, 20, 38), (0.7, 0.9, 256, 392), (0.0, 0.9, 20, 0)],
 )
-def test_half_as_many_again_as_top_k_are_asked_about(
-    temperature: float, top_p: float, top_k: int, expected: int
-) -> None:
+def test_half_as_many_again_as_top_k_are_asked_for(temperature: float, top_p: float, top_k: int, expected: int) -> None:
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_turn_tokens=8)
     assert num_candidates(sampling, vocab_size=150_000) == expected
     assert num_candidates(sampling, vocab_size=12) == min(expected, 12)

@@ -135,9 +135,7 @@ def check_kept_sets(trajectories: list[Trajectory], models: list[PackedModel]) -
     assert len(counts) == sum(int(trajectory.loss_mask_array().sum()) for trajectory in trajectories)
     assert set(counts.tolist()) <= set(range(1, CUT_SAMPLING.top_k + 1))
     whole = [msgspec.structs.replace(trajectory, kept=None) for trajectory in trajectories]
-    worst = max(
-        float(np.abs(recomputed(models, unmasked) - unmasked.behaviour_logprob_array()).max()) for unmasked in whole
-    )
+    worst = max(float(np.abs(recomputed(models, each) - each.behaviour_logprob_array()).max()) for each in whole)
     print(f"kept sets of {counts.mean():.2f} tokens; without them the learner is off by {worst:.2f} nats")
     assert counts.mean() > 1.5
     assert worst > 0.1

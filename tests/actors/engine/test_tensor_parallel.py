@@ -61,13 +61,11 @@ def holders_of_received_weights(engine: VllmEngine) -> set[int]:
 
 async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCausalLM) -> Offer:
     """Publish `model` as version 1, once the engine's first worker wants broadcasts; return the offer."""
-    while bulletin.broadcast_members() != ["a0"]:  # noqa: ASYNC110 - another process joins
-        await asyncio.sleep(0.01)
+    await until(lambda: bulletin.broadcast_members() == ["a0"])
     weights = [(name, value.detach()) for name, value in model.named_parameters()]
     publish_whole(publisher, weights, policy_version=1, probe=probe_by(model))
-    while (offer := bulletin.latest()) is None:  # noqa: ASYNC110 - another process announces it
-        await asyncio.sleep(0.01)
-    return offer
+    await until(lambda: bulletin.latest() is not None)
+    return bulletin.latest()
 
 
 def test_two_workers_agree_with_one_forward_pass(engine: VllmEngine, policies: Policies) -> None:

@@ -181,7 +181,7 @@ def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies
     check_completion(completion, policies.models[2], version=2, prompt=PROMPT * 16)
 
 
-async def test_a_request_behind_a_commit_has_new_weights(
+async def test_a_request_after_a_commit_has_its_weights(
     keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
@@ -235,11 +235,8 @@ def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(
 
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
     config = load_config(None, ["model.dtype=bfloat16", "learner.micro_batch_tokens=400000", *settings])
-    receiver = replace(RECEIVER, redis_url=redis_url)
-    order = EngineSettings(
-        model=config.model, actors=config.actors, model_path=folder, policy_version=0, seed=0, receiver=receiver
-    )
-    return vllm_start.gpu_options(order, 80 << 30)
+    given = {"model": config.model, "actors": config.actors, "receiver": replace(RECEIVER, redis_url=redis_url)}
+    return vllm_start.gpu_options(EngineSettings(model_path=folder, policy_version=0, seed=0, **given), 80 << 30)
 
 
 ALWAYS = {"hf_overrides": {"head_dtype": "float32"}, "async_scheduling": True}  # the learner's logits are float32 too

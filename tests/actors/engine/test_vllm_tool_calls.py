@@ -140,15 +140,13 @@ def counts_of(trajectories: list[Trajectory], versions: Versions) -> Counts:
     )
 
 
-async def episode(
-    agent: str, index: int, engine: VllmEngine, versions: Versions, *, max_thought_tokens: int = 0
-) -> Trajectory:
+async def episode(agent: str, index: int, engine: VllmEngine, versions: Versions, **limits: int) -> Trajectory:
     return await rollout_of(
         make_any_env("agent", {"agent": f"tests.actors.engine.test_vllm_tool_calls:{agent}"}),  # type: ignore[arg-type]
         engine,
         record=EpisodeRecord(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
         tokenizer=load_tokenizer(versions.policies.folder),
-        allowance=replace(LIMITS, max_thought_tokens=max_thought_tokens),
+        allowance=replace(LIMITS, **limits),
         parse=engine.parse,
     )
 

@@ -98,10 +98,9 @@ def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_cl
 @pytest.mark.parametrize("of", SEARCHED, ids=lambda of: of.search)
 def test_a_search_chooses_among_attempts_that_have_ended(redis_client: redis.Redis, run_id: str, of: Ticket) -> None:
     members = grown(redis_client, run_id, of=of).trajectories
-    seen = {member: members[: member - member % TREES] for member in range(TREES, MEMBERS)}
-    assert {member.member: member.fork for member in members[TREES:]} == {
-        member: next_fork(earlier, ticket=of) for member, earlier in seen.items()
-    }
+    for number in range(TREES, MEMBERS):
+        expected = next_fork(members[: number - number % TREES], ticket=of)
+        assert (members[number].member, members[number].fork) == (number, expected)
     forks = [member for member in members if member.fork]
     assert forks
     for member in forks:
@@ -123,9 +122,7 @@ def test_from_an_episode_that_is_over_no_member_forks(redis_client: redis.Redis,
 
 @of_each
 @pytest.mark.parametrize("turn", range(TURNS + 2))
-def test_leaving_between_parent_and_fork_changes_nothing(
-    redis_client: redis.Redis, run_id: str, turn: int, of: Ticket
-) -> None:
+def test_leaving_before_forks_changes_nothing(redis_client: redis.Redis, run_id: str, turn: int, of: Ticket) -> None:
     """Whole turns are handed in; parents that are stored come back with the next lease. At last some forks play.
 
     A fork that another actor continues stays where it was chosen.
@@ -163,10 +160,8 @@ def test_leaving_between_parent_and_fork_changes_nothing(
 
 @of_each
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_dead_actors_heir_has_the_stored_parents(
-    redis_client: redis.Redis, run_id: str, is_damaged: bool, of: Ticket
-) -> None:
-    """One that cannot be read costs only its forks."""
+def test_an_heir_has_the_stored_parents(redis_client: redis.Redis, run_id: str, is_damaged: bool, of: Ticket) -> None:
+    """Of an actor that died. One that cannot be read costs only its forks."""
     expected = grown(redis_client, f"{run_id}-undisturbed", of=of).trajectories
     buffer = buffer_with(redis_client, run_id, of)
     dead = leased(buffer, "dead")

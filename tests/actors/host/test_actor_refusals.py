@@ -47,7 +47,6 @@ def test_the_longest_reason_is_kept_and_a_longer_description_is_refused(buffer: 
 def test_a_judges_longer_descriptions_and_verdicts_are_refused(buffer: Views) -> None:
     buffer.insert(buffer.begin(ticket(0, is_judged=True)))
     judging = buffer.judge.lease("j")
-    assert judging is not None
     with pytest.raises(redis.ResponseError, match="malformed description"):
         buffer.judge._verbs.call("fail_judging", 0, judging.fence, 0, b"x" * 9000)
     with pytest.raises(redis.ResponseError, match="malformed verdict"):

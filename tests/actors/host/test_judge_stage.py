@@ -218,7 +218,6 @@ def test_a_learner_quarantines_an_unreadable_payload_with_its_sender(buffer: Vie
 def test_a_wrong_verdict_quarantines_the_group(buffer: Views, marks: list[Marks], complaint: str) -> None:
     buffer.insert(buffer.begin(ticket(0, is_judged=True)))
     judging = buffer.judge.lease("j")
-    assert judging is not None
     buffer.judge.store(judging, Verdict(judge="j", members=marks))
     assert claimed(buffer, 1) == []
     (poison,) = buffer.quarantined()

@@ -15,7 +15,6 @@ import pytest
 from slipstream.actors.host.model_cache import ModelUnavailable, cached_folder, learners_folder
 from slipstream.actors.weights.fetch import PullCounts
 from slipstream.actors.weights.pull import Puller
-from slipstream.actors.weights.sources import Sources
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import WireError, decode, encode
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
@@ -30,6 +29,7 @@ from slipstream.common.transfer.model_folder import (
 )
 from slipstream.common.transfer.weights import Offer
 from slipstream.replay.fleet.fleet import RunFacts
+from tests.actors.chunks import Pulling
 from tests.learner.publisher.offers import empty_offer
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
@@ -56,11 +56,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "slipstream" / "models"
 
 
-def puller_of_none() -> Puller:
-    sources = Sources(lambda: [], name="a", host="here", patience_s=0)
-    return Puller(sources, blame=lambda _: None, chunk_bytes=CHUNK_BYTES, key=None)
-
-
 class Served:
     def __init__(self, folder: Path, *, with_weights: bool = False, bytes_per_s: float = math.inf) -> None:
         self.files = model_files(folder, with_weights=with_weights)
@@ -79,7 +74,7 @@ class Served:
         return empty_offer(1, pull_endpoint=self.server.endpoint)
 
     def puller(self) -> Puller:
-        puller = puller_of_none()
+        puller = Pulling(chunk_bytes=CHUNK_BYTES).puller
         self.counts.append(puller.counts)
         return puller
 
@@ -194,7 +189,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(
 
 
 def _fetch_in_a_process(files: list[ModelFile], endpoint: str, results: "multiprocessing.Queue[int]") -> None:
-    puller, offer = puller_of_none(), empty_offer(1, pull_endpoint=endpoint)
+    puller, offer = Pulling(chunk_bytes=CHUNK_BYTES).puller, empty_offer(1, pull_endpoint=endpoint)
     cached_folder(files, make_puller=lambda: puller, newest=lambda: offer, timeout_s=60.0)
     results.put(puller.counts.fetched_bytes)
 

@@ -104,13 +104,12 @@ class Scene:
     async def playing(self, policy: Policy, shutdown: Shutdown, *, exit_code: int = 0) -> AsyncIterator[None]:
         """An actor plays, with room for one group, until the run is over behind this."""
         parts = scoring(self.actor, self.rewards)
-        setup = dataclasses.replace(self.actor.setup, engine=policy, scoring=parts)
+        setup = self.actor.setup = dataclasses.replace(self.actor.setup, engine=policy, scoring=parts)
         model = ModelConfig(max_tokens=MAX_TOKENS)
         own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=model, episodes=setup.episodes)
         judge_by(own, parts.parts)
         book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
         buffers, judge_buffer = {"eval": self.evaluations.actor, "train": self.buffer.actor}, self.buffer.judge
-        self.actor.setup = setup
         task = acting(self.actor, self.buffer, shutdown, buffers=buffers, judge_buffer=judge_buffer)
         self.acting = asyncio.create_task(task)
         yield
@@ -233,7 +232,6 @@ async def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Sce
             if version > policy.policy_version:
                 await policy.gets(version)
             batch = await asyncio.to_thread(supply.next_batch, ahead_of(version + 1, version), shutdown)
-            assert batch is not None
             batches.append(batch)
         await until(lambda: scene.evaluations.ledger.ready == 1)
     for version, batch in enumerate(batches):

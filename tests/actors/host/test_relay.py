@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,6 @@ def test_a_relay_whose_memory_has_changed_mends_itself_when_blamed(plane: Plane,
         manifest = origin.publish(1)
         wait_until(lambda: (notice := plane.relay()) is not None and notice.policy_version == 1, "version 1")
         held = relay._holdings.get(manifest.root)
-        assert held is not None
         held[NUM_BYTES // 2] ^= 1
         said = plane.start_receiver("r0").wait_for(1)
         assert said["digests"] == origin.digests(manifest) and said["num_corrupt"] == 1
@@ -311,16 +311,11 @@ def test_a_relay_keeps_the_files_of_the_model_for_hosts_that_come_while_the_publ
         manifest = origin.publish(1)
         roots = {manifest.root, files[0].blob.root, files[1].blob.root}
         wait_until(lambda: (notice := plane.relay()) is not None and set(notice.roots) == roots, "all but the one")
-        publisher = origin.endpoint
+        gone = Offer(manifest=manifest, pull_endpoint=origin.endpoint)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    gone = Offer(manifest=manifest, pull_endpoint=publisher)
-    folder = cached_folder(
-        files[:2],
-        make_puller=lambda: actors_puller(redis_url, run_id, actor="a", chunk_bytes=CHUNK_BYTES),
-        newest=lambda: gone,
-        timeout_s=60.0,
-    )
+    puller = partial(actors_puller, redis_url, run_id, actor="a", chunk_bytes=CHUNK_BYTES)
+    folder = cached_folder(files[:2], make_puller=puller, newest=lambda: gone, timeout_s=60.0)
     assert (folder / "config.json").read_bytes() == config
     assert (folder / "chat_template.jinja").read_bytes() == template
 

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 from msgspec.structs import replace
 
-from slipstream.actors.weights.pull import SMALL_CHUNK_BYTES, Puller, PullFailed
+from slipstream.actors.weights.pull import SMALL_CHUNK_BYTES, PullFailed
 from slipstream.actors.weights.sources import NOTICES_PER_S, NoSource, Sources
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
@@ -221,17 +221,14 @@ def test_a_slow_link_gets_smaller_chunks_until_it_is_faster(monkeypatch: pytest.
             return None
         return reply_with(request, data[request.offset : request.offset + request.num_bytes])
 
-    sources = Sources(list, name="me", host="here", patience_s=0.0)
-    puller = Puller(sources, blame=lambda _: None, chunk_bytes=1 << 20, key=None)
     blob = Blob(root="slow", num_bytes=len(data) - 100)
+    with faulty(reply) as endpoint, Pulling(chunk_bytes=1 << 20) as pulling:
 
-    def pull(endpoint: str) -> bytes:
-        return bytes(puller.pull(blob, publisher=endpoint, check=lambda _: None, timeout_s=60.0))
+        def pull() -> bytes:
+            return bytes(pulling.puller.pull(blob, publisher=endpoint, check=lambda _: None, timeout_s=60.0))
 
-    with faulty(reply) as endpoint:
-        assert pull(endpoint) == data[:-100]
+        assert pull() == data[:-100]
         assert sizes == [1 << 20, (1 << 20) - 100, *[1 << 18] * 7, (1 << 18) - 100]
         slow = False
-        assert pull(endpoint) == data[:-100] and pull(endpoint) == data[:-100]
+        assert pull() == data[:-100] and pull() == data[:-100]
         assert sizes[-2:] == [1 << 20, (1 << 20) - 100]
-    puller.close()
