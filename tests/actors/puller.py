@@ -7,6 +7,7 @@ one that says that it is up.
 import json
 import sys
 import time
+from functools import partial
 
 import xxhash
 
@@ -38,10 +39,7 @@ def main(redis_url: str, run_id: str, name: str, chunk_bytes: str) -> None:
         try:
             for blob in blobs(manifest):
                 if blob.root not in held:
-
-                    def check(data: memoryview) -> None:
-                        check_blob(manifest, blob, data)  # noqa: B023 - it is called before the next blob
-
+                    check = partial(check_blob, manifest, blob)
                     held[blob.root] = puller.pull(blob, publisher=offer.pull_endpoint, check=check, timeout_s=40.0)
         except PullFailed as error:
             say(refused=manifest.policy_version, why=str(error))

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sys
+from functools import partial
 
 from slipstream.actors.__main__ import main
 from slipstream.actors.engine.engine import Completion
@@ -65,9 +66,7 @@ class PullingEngine(ScriptedEngine):
         self._root = manifest.root
 
     def _pull(self, offer: Offer, blob: Blob) -> memoryview:
-        def check(data: memoryview) -> None:
-            check_blob(offer.manifest, blob, data)
-
+        check = partial(check_blob, offer.manifest, blob)
         return self._puller.pull(blob, publisher=offer.pull_endpoint, check=check, timeout_s=PULL_S).data
 
 

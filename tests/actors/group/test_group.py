@@ -130,10 +130,7 @@ async def let_go(task: asyncio.Task[Any]) -> None:
 
 def buffer_with(client: redis.Redis, run_id: str, *tickets: Ticket, **limits: Any) -> Views:
     """A buffer with these groups queued, or with one."""
-    buffer = make_buffer(client, run_id, **limits)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open(tickets or [ticket(0, num_members=MEMBERS)])
-    return buffer
+    return make_buffer(client, run_id, **limits).start(*(tickets or [ticket(0, num_members=MEMBERS)]))
 
 
 @pytest.fixture

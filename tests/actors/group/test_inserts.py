@@ -18,9 +18,7 @@ MEMBERS = 6
 
 @pytest.fixture
 def buffer(redis_client: redis.Redis, run_id: str) -> Views:
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.open([ticket(0, num_members=MEMBERS), ticket(1, num_members=MEMBERS)])
-    return buffer
+    return make_buffer(redis_client, run_id).start(ticket(0, num_members=MEMBERS), ticket(1, num_members=MEMBERS))
 
 
 async def insert_all(buffer: ActorBuffer, attempts: Iterable[tuple[Lease, Trajectory]]) -> list[object]:

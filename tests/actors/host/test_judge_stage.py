@@ -53,13 +53,7 @@ def setup_of(buffer: Views, rewards: dict[str, Any], name: str = "j") -> JudgeSe
 
 
 def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-
-    def is_over() -> bool:
-        assert time.monotonic() < deadline, "the judge did not get there"
-        return is_done()
-
-    asyncio.run(keep_judging(setup, is_done=is_over))
+    asyncio.run(asyncio.wait_for(keep_judging(setup, is_done=is_done), DEADLINE_S))
 
 
 def complete(buffer: Views, *group_ids: int, columns: Mapping[int, dict[str, Any]] = {}) -> None:

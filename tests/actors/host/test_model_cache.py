@@ -164,19 +164,15 @@ def test_a_file_that_changed_after_the_learners_start_is_never_taken(
         served.fetch(timeout_s=1.0)
 
 
-def test_a_source_that_is_away_is_asked_again_until_the_time_is_over(serve: Callable[..., Served]) -> None:
+def test_without_an_offer_or_its_source_the_wait_ends_with_the_reason(serve: Callable[..., Served]) -> None:
     served = serve()
+    with pytest.raises(ModelUnavailable, match="the learner has offered no weights yet"):
+        cached_folder(served.files, make_puller=served.puller, newest=lambda: None, timeout_s=0.3)
     served.is_away = True
     with pytest.raises(ModelUnavailable, match="no file of the model has arrived for 1 s"):
         served.fetch(timeout_s=1.0)
     served.is_away = False
     assert (served.fetch() / "config.json").is_file()
-
-
-def test_without_an_offer_the_wait_ends_with_the_reason(serve: Callable[..., Served]) -> None:
-    served = serve()
-    with pytest.raises(ModelUnavailable, match="the learner has offered no weights yet"):
-        cached_folder(served.files, make_puller=served.puller, newest=lambda: None, timeout_s=0.3)
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(

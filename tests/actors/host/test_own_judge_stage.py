@@ -35,7 +35,7 @@ from tests.guess import WORDS
 from tests.learner.supply.test_supply import ahead_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
-from tests.replay.records.attempts import leased, make_buffer, ticket
+from tests.replay.records.attempts import make_buffer, ticket
 from tests.waiting import until
 
 __all__ = ["impatient"]  # a fixture
@@ -94,8 +94,6 @@ class Scene:
         self.evaluations.learner.adopt_epoch(self.buffer.learner.acquire_epoch())
         self.rewards = {"better": {**BETTER, **settings}}
         self.actor = Actor("actor", run_id, turns=TURNS)
-        self.acting: asyncio.Task[int]
-        self._client, self._run_id = client, run_id
 
     def opens(self, *group_ids: int) -> None:
         self.buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
@@ -108,12 +106,12 @@ class Scene:
         model = ModelConfig(max_tokens=MAX_TOKENS)
         own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=model, episodes=setup.episodes)
         judge_by(own, parts.parts)
-        book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
+        book_on(JudgeAccount(self.buffer.client, self.buffer.run_id).add, parts.parts.values())
         buffers, judge_buffer = {"eval": self.evaluations.actor, "train": self.buffer.actor}, self.buffer.judge
         task = acting(self.actor, self.buffer, shutdown, buffers=buffers, judge_buffer=judge_buffer)
         self.acting = asyncio.create_task(task)
         yield
-        Fleet(self._client, self._run_id).set_run_state(RunState.FINISHED)
+        Fleet(self.buffer.client, self.buffer.run_id).set_run_state(RunState.FINISHED)
         assert await self.acting == exit_code
 
     def claimed(self, num_groups: int) -> list[list[Trajectory]]:
@@ -199,8 +197,7 @@ async def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Sce
 
 async def test_an_old_policy_does_not_judge(scene: Scene, redis_client: redis.Redis, shutdown: Shutdown) -> None:
     """In a synchronous run each group is judged by the very weights that played it."""
-    scene.buffer.learner.open([ticket(0, num_members=MEMBERS, is_judged=True, min_policy_version=1)])
-    lease = leased(scene.buffer)
+    lease = scene.buffer.begin(ticket(0, num_members=MEMBERS, is_judged=True, min_policy_version=1))
     for member in lease.missing:
         conversation = [{"role": "user", "content": "say"}, {"role": "assistant", "content": WORDS[member]}]
         shown = json.dumps({"conversation": conversation, "columns": {}})
@@ -272,12 +269,10 @@ def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
     config.env.rewards = {"better": {**BETTER, "max_requests": 100}}
     TOKENIZER.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # the engine reads no weights
-    root = tokenizer_root(load_tokenizer(folder))
-    model = {"model_path": str(folder), "tokenizer_root": root}
+    model = {"model_path": str(folder), "tokenizer_root": tokenizer_root(load_tokenizer(folder))}
     facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
-    buffer, fleet = make_buffer(redis_client, run_id), Fleet(redis_client, run_id)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(group_id, env=env, is_judged=True) for group_id in range(2)])
+    tickets, fleet = [ticket(group_id, env=env, is_judged=True) for group_id in range(2)], Fleet(redis_client, run_id)
+    buffer = make_buffer(redis_client, run_id).start(*tickets)
     fleet.describe_run(facts)
     fleet.set_run_state(RunState.TRAINING)
     command = [sys.executable, "-m", "tests.actors.judging_actor", "a", f"run.name={run_id}", f"redis.url={redis_url}"]
