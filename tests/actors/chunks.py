@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import xxhash
@@ -33,17 +33,10 @@ def check(data: memoryview) -> None:
         raise WeightsError("not the bytes of that name")
 
 
-def relay_at(
-    endpoint: str,
-    *,
-    name: str = "",
-    host: str = "elsewhere",
-    roots: tuple[str, ...] = (BLOB.root,),
-    num_children: int = 0,
-    moved_bytes: int = 0,
-) -> RelayNotice:
-    named = {"name": name or endpoint, "host": host, "endpoint": endpoint, "roots": list(roots)}
-    return msgspec.structs.replace(RELAY, **named, num_children=num_children, fetched_bytes=moved_bytes)
+def relay_at(endpoint: str, **facts: Any) -> RelayNotice:
+    """An idle relay elsewhere that has the blob, but for these facts."""
+    usual = {"name": endpoint, "host": "elsewhere", "endpoint": endpoint, "roots": [BLOB.root]}
+    return msgspec.structs.replace(RELAY, **(usual | facts))
 
 
 class Pulling:
@@ -64,12 +57,10 @@ class Pulling:
 
 
 @contextmanager
-def serving(
-    data: bytes = DATA, *, fan_out: int = 8, bytes_per_s: float = math.inf, key: CurveKey | None = None
-) -> Iterator[ChunkServer]:
+def serving(*, fan_out: int = 8, bytes_per_s: float = math.inf, key: CurveKey | None = None) -> Iterator[ChunkServer]:
     def read(request: ChunkRequest) -> bytes | None:
         time.sleep(request.num_bytes / bytes_per_s)
-        return data[request.offset : request.offset + request.num_bytes] if request.root == BLOB.root else None
+        return DATA[request.offset : request.offset + request.num_bytes] if request.root == BLOB.root else None
 
     limits = ServerLimits(fan_out=fan_out, chunk_bytes=CHUNK_BYTES)
     with closing(ChunkServer("127.0.0.1", read, limits=limits, key=key)) as server:

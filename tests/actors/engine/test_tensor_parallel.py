@@ -27,6 +27,8 @@ from tests.actors.vllm_engines import RECEIVER, Offers, Policies, make_policies,
 from tests.learner.publisher.offers import publisher_settings
 from tests.waiting import until
 
+RUN_ID = f"tensor-parallel-{os.getpid()}"  # of the whole file
+
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
@@ -34,14 +36,9 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 @pytest.fixture(scope="module")
-def run_of_file() -> str:
-    return f"tensor-parallel-{os.getpid()}"
-
-
-@pytest.fixture(scope="module")
-def engine(policies: Policies, redis_server: Server, run_of_file: str) -> Iterator[VllmEngine]:
+def engine(policies: Policies, redis_server: Server) -> Iterator[VllmEngine]:
     """For the whole file, which runs in order: version 0, then 1, which is broadcast, then its end."""
-    receiver = replace(RECEIVER, redis_url=redis_server.secret_url, run_id=run_of_file, transport="broadcast")
+    receiver = replace(RECEIVER, redis_url=redis_server.secret_url, run_id=RUN_ID, transport="broadcast")
     sizes = {"kv_cache_bytes": 16 << 20, "max_episodes": 16, "tensor_parallel": 2}
     engine = started(policies.folder, kv_policy="keep", receiver=receiver, **sizes)
     yield engine
@@ -82,11 +79,11 @@ def test_corrupt_weights_are_refused_and_old_ones_go(engine: VllmEngine, policie
 
 
 def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_two_tokens(
-    engine: VllmEngine, policies: Policies, redis_url: str, redis_client: redis.Redis, run_of_file: str, tmp_path: Path
+    engine: VllmEngine, policies: Policies, redis_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
+    new, bulletin = policies.models[1], Bulletin(redis_client, RUN_ID)
     entries = layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters())
-    settings = publisher_settings(redis_url, run_of_file, entries, learner_epoch=1, broadcast_timeout_s=60.0)
+    settings = publisher_settings(redis_url, RUN_ID, entries, learner_epoch=1, broadcast_timeout_s=60.0)
     with closing(Publisher(settings, log_path=tmp_path / "publisher.log")) as publisher:
         offer = run(broadcast(bulletin, publisher, new))
         crossings, _ = run(crossings_of(engine, offer))

@@ -99,19 +99,16 @@ def serve(folder: Path) -> Iterator[Callable[..., Served]]:
         yield served
 
 
-def names_of(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_a_host_without_the_folder_gets_data_alone_and_the_weights_only_for_adapters(
     folder: Path, cache: Path, serve: Callable[..., Served], with_weights: bool
 ) -> None:
     got = serve(with_weights=with_weights).fetch()
+    names = {path.name for path in got.iterdir()}
     assert got.parent == cache and got != folder
     always = {"config.json", "generation_config.json", "tokenizer.json", "empty.txt"}
-    assert names_of(got) == always | ({"model.safetensors"} if with_weights else {SHAPES})
-    assert all((got / name).read_bytes() == (folder / name).read_bytes() for name in names_of(got) - {SHAPES})
+    assert names == always | ({"model.safetensors"} if with_weights else {SHAPES})
+    assert all((got / name).read_bytes() == (folder / name).read_bytes() for name in names - {SHAPES})
     assert has_weights(got) is with_weights and tensor_shapes(got) == tensor_shapes(folder)
 
 

@@ -59,15 +59,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=str)
 def test_snapshots_equal_replays(case: Case, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings(
-        f"env.name={case.name}",
-        *(f"env.options.{name}={value}" for name, value in case.options.items()),
-        "env.max_turns=3",
-        f"env.show_admissible={not case.samples}",
-        "model.max_tokens=65536",
-        "learner.micro_batch_tokens=65536",
-        "sampling.max_turn_tokens=512",
-    )
+    options = [f"env.options.{name}={value}" for name, value in case.options.items()]
+    sizes = ["model.max_tokens=65536", "learner.micro_batch_tokens=65536", "sampling.max_turn_tokens=512"]
+    shown = ["env.max_turns=3", f"env.show_admissible={not case.samples}"]
+    config = settings(f"env.name={case.name}", *options, *shown, *sizes)
     restored = search(config, any_action(case), tmp_path)
     assert len(steps) == restored.num_turns  # a turn costs one step, however deep it is
     monkeypatch.setattr(WorldEnv, "replay_only", True)

@@ -154,7 +154,7 @@ def choosing(
 
 def test_the_relay_of_ones_own_host_is_asked_first_then_the_one_with_most_room_then_the_publisher() -> None:
     far, near = relay_at("tcp://far", num_children=1), relay_at("tcp://near", host="here", num_children=3)
-    idle, behind = relay_at("tcp://idle", num_children=0), relay_at("tcp://behind", roots=())
+    idle, behind = relay_at("tcp://idle", num_children=0), relay_at("tcp://behind", roots=[])
     relays = [far, near, idle, behind, relay_at("tcp://me", name="me")]
     sources, chosen = choosing(lambda: relays)
     assert chosen() == "tcp://near"
@@ -169,11 +169,11 @@ def test_the_relay_of_ones_own_host_is_asked_first_then_the_one_with_most_room_t
 
 
 def test_a_relay_that_gets_nearer_is_waited_for_and_one_that_stands_still_is_not() -> None:
-    relays = [relay_at("tcp://relay", roots=())]
+    relays = [relay_at("tcp://relay", roots=[])]
     sources, chosen = choosing(lambda: relays, patience_s=0.3)
     assert chosen() is NoSource.RELAY_IS_FETCHING
     wait_until(lambda: chosen() == "tcp://publisher", "its time to be over")
-    relays[0] = relay_at("tcp://relay", roots=(), moved_bytes=1)
+    relays[0] = relay_at("tcp://relay", roots=[], fetched_bytes=1)
     assert chosen() is NoSource.RELAY_IS_FETCHING
     sources.note_full("tcp://relay")
     assert chosen() is NoSource.RELAY_IS_FETCHING, "who is full will have room"
@@ -183,7 +183,7 @@ def test_a_relay_that_gets_nearer_is_waited_for_and_one_that_stands_still_is_not
 
 def test_those_who_wait_for_a_version_read_the_notices_of_many_relays_a_bounded_number_of_times() -> None:
     """Each of a thousand actors that waited for a hundred relays would read 2,000 notices a second from Redis."""
-    relays, read = [relay_at(f"tcp://{number}", name=str(number), roots=()) for number in range(40)], list[int]()
+    relays, read = [relay_at(f"tcp://{number}", name=str(number), roots=[]) for number in range(40)], list[int]()
 
     def find() -> list[RelayNotice]:
         read.append(len(relays))

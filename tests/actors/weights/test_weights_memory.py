@@ -119,11 +119,8 @@ def test_without_a_gpu_nothing_is_pinned() -> None:
 
 @pytest.mark.parametrize("anchor_every", [1, 10])
 def test_what_a_receiver_pulls_whole_or_as_deltas_is_what_others_map(anchor_every: int, plane: Plane) -> None:
-    tensors = weights(1)
-    with (
-        plane.publishing(anchor_every=anchor_every) as publisher,
-        closing(Receiver(plane.info("a", "pull"), shared=True)) as receiver,
-    ):
+    tensors, receiver = weights(1), Receiver(plane.info("a", "pull"), shared=True)
+    with plane.publishing(anchor_every=anchor_every) as publisher, closing(receiver):
         for version in (1, 2, 3):
             publish_whole(publisher, tensors, policy_version=version)
             plane.wait_for(version)
