@@ -48,8 +48,7 @@ def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept(model: Model, *, room_bytes: int = ROOM) -> KeptShadow:
-    config = SimpleNamespace(dtype=torch.float32)
-    return KeptShadow(model, config, device=torch.device("cpu"), room_bytes=room_bytes)
+    return KeptShadow(model, SimpleNamespace(dtype=torch.float32), device=torch.device("cpu"), room_bytes=room_bytes)
 
 
 def weights(value: float) -> dict[str, Tensor]:

@@ -282,8 +282,6 @@ def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(
 def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
     redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an unforeseen error."""
-
     def refuse(*_: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 

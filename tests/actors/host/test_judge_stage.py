@@ -221,9 +221,8 @@ def test_a_wrong_verdict_quarantines_the_group(buffer: Views, marks: list[Marks]
 
 class Run:
     def __init__(self, client: redis.Redis, redis_url: str, run_id: str, folder: Path, url: str) -> None:
-        rewards = better(url)
         self.fleet, self._folder, self._name = Fleet(client, run_id), folder, f"run.name={run_id}"
-        self.describe(rewards)
+        self.describe(better(url))
         self.fleet.set_run_state(RunState.TRAINING)
         command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "judge"]
         self._command = [*command, self._name, f"redis.url={redis_url}"]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
-from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
@@ -16,8 +15,9 @@ from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.part import Part, group_parts, judge_by, parts_of
 from slipstream.envhub.rewards.sibling_judge import sibling_marks
-from tests.actors.episode.episodes import ALLOWANCE, engine_of
-from tests.actors.group.test_group import TOKENIZER, TURNS, Actor, buffer, trained
+from tests.actors.episode.episodes import engine_of
+from tests.actors.group.test_group import TOKENIZER, TURNS, buffer, trained
+from tests.actors.group.test_reward_stage import scorer
 from tests.actors.scripted_judge import impatient
 from tests.envhub.rewards.test_group_judge import shown
 from tests.envhub.rewards.test_judge import judge_at
@@ -56,9 +56,13 @@ class Marker:
         return dataclasses.replace(completion, version_spans=spans)
 
 
+def own_judge(policy: Marker) -> OwnJudge:
+    return OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=ModelConfig(max_tokens=8192))
+
+
 def parts_by(policy: Marker, rewards: dict[str, Any]) -> list[Part]:
     parts = parts_of("env.rewards", rewards)
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, model=ModelConfig(max_tokens=8192)), {"shop": parts})
+    judge_by(own_judge(policy), {"shop": parts})
     return parts
 
 
@@ -120,8 +124,8 @@ def test_a_process_without_an_engine_says_so() -> None:
 
 def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(buffer: Views, run_id: str) -> None:
     """The judge's requests are no episodes: they are not stored, and need no place."""
-    actor = Actor("actor", run_id, turns=TURNS)
-    scoring_by(actor, policy := Marker('{"clear": 10}'))
+    actor, policy = scorer("actor", run_id, {"clear": OWN}), Marker('{"clear": 10}')
+    judge_by(own_judge(policy), actor.setup.scoring.parts)
     actor.plays(buffer)
     assert actor.setup.episodes.num_running == 0
     for member in trained(buffer):
@@ -133,17 +137,11 @@ def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(buffer: View
 
 
 def test_an_engine_that_dies_under_a_judge_fails_no_attempt(buffer: Views, run_id: str) -> None:
-    actor = Actor("actor", run_id, turns=TURNS)
-    scoring_by(actor, Marker(EngineDied("gone")))
+    actor = scorer("actor", run_id, {"clear": OWN})
+    judge_by(own_judge(Marker(EngineDied("gone"))), actor.setup.scoring.parts)
     with pytest.raises((EngineDied, ExceptionGroup)):
         actor.plays(buffer)
     assert buffer.ledger.failed == {}
-
-
-def scoring_by(actor: Actor, policy: Marker) -> None:
-    parts = {"shop": parts_by(policy, {"clear": OWN})}
-    scoring = Scoring(parts=parts, tokenizer=actor.setup.tokenizer, allowance=ALLOWANCE)
-    actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
 
 
 def test_a_column_that_is_no_text_fails_the_attempt_and_not_the_actor() -> None:

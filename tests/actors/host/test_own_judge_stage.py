@@ -46,11 +46,9 @@ BETTER = {"part": "judge", "url": "actors", "compare": "listwise", "rubric": RUB
 
 def by_last_word(request: dict[str, Any]) -> str:
     """Marks each attempt by the place of its last word among WORDS."""
-    said = {
-        number: [message["content"] for message in messages if message["role"] == "assistant"][-1]
-        for number, messages in request["episodes"].items()
-    }
-    return json.dumps({number: {"clear": WORDS.index(word)} for number, word in said.items()})
+    episodes = request["episodes"].items()
+    said = {number: [each["content"] for each in turns if each["role"] == "assistant"] for number, turns in episodes}
+    return json.dumps({number: {"clear": WORDS.index(words[-1])} for number, words in said.items()})
 
 
 class Policy(ScriptedEngine):

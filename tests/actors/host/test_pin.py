@@ -43,10 +43,8 @@ class Scene:
         return self.actor.engine.policy_version
 
     def opens(self, buffer: Views, *group_ids: int, version: int = 0, preferred: int = 0) -> None:
-        buffer.learner.open(
-            ticket(group_id, num_members=1, min_policy_version=version, preferred_policy_version=preferred)
-            for group_id in group_ids
-        )
+        versions = {"min_policy_version": version, "preferred_policy_version": preferred}
+        buffer.learner.open(ticket(group_id, num_members=1, **versions) for group_id in group_ids)
 
     def announces(self, version: int) -> None:
         self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))

@@ -36,6 +36,7 @@ from tests.replay.buffer.every_verb import MEMBER
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 PROBE = Probe(tokens=[5, 6, 7, 8], logprobs=[-1.0, -2.0, -3.0], tolerance=0.01)
+Refuse = Callable[[int], None]  # raises for a version that it refuses
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.002), ("bfloat16", 0.3)])
@@ -88,9 +89,6 @@ def test_an_offer_with_a_malformed_probe_is_not_read(damage: dict[str, object]) 
     bad = msgspec.structs.replace(PROBE, **damage)
     with pytest.raises(WireError, match="probe"):
         decode(Offer, encode(msgspec.structs.replace(offer, manifest=msgspec.structs.replace(manifest, probe=bad))))
-
-
-Refuse = Callable[[int], None]
 
 
 class RefusingEngine(ScriptedEngine):
