@@ -181,9 +181,7 @@ def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies
     check_completion(completion, policies.models[2], version=2, prompt=PROMPT * 16)
 
 
-async def test_a_request_after_a_commit_has_its_weights(
-    keeping: VllmEngine, policies: Policies, server: Offers
-) -> None:
+async def test_requests_after_a_commit_use_its_weights(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
     await keeping.generate(PROMPT * 16, ONES)
     await keeping.stage(server.offer(policies.models[1], policy_version=3))

@@ -92,9 +92,7 @@ def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataS
 
 
 @pytest.mark.parametrize("maintenance", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE"])
-def test_gcp_is_asked_in_its_flavour_and_says_nothing_if_a_host_stays(
-    service: MetadataService, maintenance: str
-) -> None:
+def test_gcp_is_asked_in_its_flavour_and_says_nothing_if_hosts_stay(service: MetadataService, maintenance: str) -> None:
     service.answers = {MAINTENANCE: (200, maintenance), PREEMPTED: (200, "FALSE\n")}
     assert Gcp(service.url).look() == ""
     assert service.paths() == [MAINTENANCE, PREEMPTED]

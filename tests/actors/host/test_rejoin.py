@@ -49,9 +49,7 @@ def test_facts_beside_the_settings_count_but_the_folder_on_the_learners_host() -
     assert msgspec.structs.replace(facts, model_path="/elsewhere").play_root() == facts.play_root()
 
 
-def test_an_actor_whose_engine_dies_early_is_started_again(
-    shutdown: Shutdown, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_actor_whose_engine_dies_soon_is_started_again(shutdown: Shutdown, caplog: pytest.LogCaptureFixture) -> None:
     def begin() -> StartEngine:
         raise EngineDied("the engine process ended with exit code -9")
 
