@@ -74,8 +74,7 @@ def check_crossing(crossing: Crossing, old: Qwen3ForCausalLM, new: Qwen3ForCausa
 
 def check_completion(completion: Completion, model: Qwen3ForCausalLM, *, version: int, prompt: list[int]) -> None:
     """All of it was sampled by the weights of `model`, and is recorded as of `version`."""
-    whole = VersionSpan(start=0, stop=len(completion.tokens), policy_version=version)
-    assert completion.version_spans == [whole]
+    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=version)]
     assert worst(completion, forward_logprobs(model, prompt, completion.tokens)) < TOLERANCE
 
 

@@ -44,8 +44,7 @@ class Offers:
         self.gate = threading.Event()
         self.gate.set()
         self._buffers: dict[str, bytearray] = {}
-        limits = ServerLimits(chunk_bytes=1 << 16)
-        self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
+        self._server = ChunkServer("127.0.0.1", self._read, limits=ServerLimits(chunk_bytes=1 << 16), key=None)
 
     def offer(self, model: Qwen3ForCausalLM, *, policy_version: int, probed: Qwen3ForCausalLM | None = None) -> Offer:
         """Serve the weights of `model` as `policy_version`, with their probe, or with that of `probed`: a wrong one."""

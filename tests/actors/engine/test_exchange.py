@@ -69,8 +69,7 @@ def test_an_exchange_keeps_addresses_and_a_second_one_undoes_it(piece_bytes: int
 
 def test_memory_that_tensors_share_is_exchanged_once() -> None:
     model = model_with_tied_weights()
-    shadow = other_values(model)
-    num_bytes = sum(piece.mine.numel() for piece in pieces_of(model, shadow))
+    num_bytes = sum(piece.mine.numel() for piece in pieces_of(model, other_values(model)))
     assert num_bytes == 11 * 7 * 4 + 5 * 7 * 2 + 6 * 4 + 8  # the embedding, the weight with its view, and the buffers
     assert num_bytes == sum(storage.nbytes() for storage in storages_of(model).values())
     assert model["layer"].view.data_ptr() == model["layer"].weight[1:].data_ptr()

@@ -76,8 +76,7 @@ def test_turns_of_an_agent_have_the_log_probabilities_of_a_forward(keeping: Vllm
     assert len(trajectory.turns) == 6 and len(trajectory.branch_starts) >= 2
     for turn in trajectory.turns:
         start = max(start for start in trajectory.branch_starts if start < turn.start)
-        sampled = tokens[turn.start : turn.stop]
-        expected = forward_logprobs(policies.models[0], tokens[start : turn.start], sampled)
+        expected = forward_logprobs(policies.models[0], tokens[start : turn.start], tokens[turn.start : turn.stop])
         assert torch.allclose(torch.tensor(logprobs[turn.start : turn.stop]), expected, atol=TOLERANCE)
 
 
@@ -93,8 +92,7 @@ async def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngin
 
 
 def test_a_generation_ends_where_the_context_does(keeping: VllmEngine) -> None:
-    prompt = [5] * (MAX_TOKENS - 3)
-    assert len(run(keeping.generate(prompt, ONES, seed=1)).tokens) <= 3
+    assert len(run(keeping.generate([5] * (MAX_TOKENS - 3), ONES, seed=1)).tokens) <= 3
     with pytest.raises(ValueError, match=rf"a prompt of {MAX_TOKENS} tokens; .*`model.max_tokens` = {MAX_TOKENS}"):
         run(keeping.generate([5] * MAX_TOKENS, ONES))
 

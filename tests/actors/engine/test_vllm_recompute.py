@@ -65,9 +65,8 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
     committed(recomputing, server.offer_of(tensors, policy_version=4, adapted=adapted_folder(model)))
     completion = run(recomputing.generate(PROMPT, ONES))
     tokens = np.array(PROMPT + completion.tokens, dtype=np.int32)
-    sequence = TokenSequence.bare(tokens, np.arange(len(tokens)) >= len(PROMPT))
     with torch.no_grad():
-        learners = model(pack([sequence])).logprobs
+        learners = model(pack([TokenSequence.bare(tokens, np.arange(len(tokens)) >= len(PROMPT))])).logprobs
     assert worst(completion, learners[-len(completion.tokens) :]) < TOLERANCE
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
 

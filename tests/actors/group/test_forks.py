@@ -154,8 +154,7 @@ def test_leaving_before_forks_changes_nothing(redis_client: redis.Redis, run_id:
     assert buffer.audit() == []
     found = claimed(buffer).trajectories
     assert [nobodys(member) for member in found] == [nobodys(member) for member in expected]
-    kept = leaver.setup.episodes.kept_tokens + heir.setup.episodes.kept_tokens
-    assert kept == num_own_sampled(found)
+    assert leaver.setup.episodes.kept_tokens + heir.setup.episodes.kept_tokens == num_own_sampled(found)
 
 
 @of_each
@@ -185,8 +184,7 @@ def test_an_heir_has_the_stored_parents(redis_client: redis.Redis, run_id: str, 
 
 def test_an_environment_without_replays_drops_its_groups(redis_client: redis.Redis, run_id: str) -> None:
     buffer = buffer_with(redis_client, run_id, TICKET)
-    actor = Actor("actor", run_id, turns=TURNS, env_name=f"{__name__}:Forgets")
-    actor.plays(buffer)
+    Actor("actor", run_id, turns=TURNS, env_name=f"{__name__}:Forgets").plays(buffer)
     assert buffer.ledger.dropped == {"replay_mismatch": 1}
     assert "the state before turn 0 differs" in buffer.learner.failures()[0].reason
     assert buffer.audit() == []
@@ -246,8 +244,7 @@ def test_a_fork_of_another_parent_than_is_there_begins_at_the_start(redis_client
     changed = np.array(members[fork.parent].token_array())
     changed[0] += 1
     members[fork.parent] = msgspec.structs.replace(members[fork.parent], tokens=changed.tobytes())
-    found = leaves_of(members, [member.total_reward for member in members])
-    assert found[number].fork is None
+    assert leaves_of(members, [member.total_reward for member in members])[number].fork is None
     assert [leaf.fork for leaf in leaves_of(members[:TREES], [0.0] * TREES)] == [None] * TREES
 
 
@@ -255,12 +252,10 @@ def test_a_place_has_one_name_whichever_member_is_called_its_parent(redis_client
     members = grown(redis_client, run_id).trajectories
     deep = next(number for number, fork in PLAN.items() if fork.parent in PLAN)
     above = PLAN[deep].parent
-    shared = PLAN[above].num_turns
     # It names that fork as its parent, at the turn at which this leaves its own parent.
-    moved = Fork(parent=above, num_turns=shared)
+    moved = Fork(parent=above, num_turns=PLAN[above].num_turns)
     twin = msgspec.structs.replace(members[above], member=deep, fork=moved)
-    found = leaves_of([*members[:deep], twin], [0.0] * (deep + 1))
-    assert found[deep].fork == PLAN[above]
+    assert leaves_of([*members[:deep], twin], [0.0] * (deep + 1))[deep].fork == PLAN[above]
 
 
 def test_a_fork_against_its_record_or_in_a_group_without_trees_is_bad(redis_client: redis.Redis, run_id: str) -> None:

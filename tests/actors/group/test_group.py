@@ -183,8 +183,7 @@ def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_co
 
 
 def test_an_episode_without_a_whole_turn_is_not_handed_in(buffer: Views, run_id: str, gate: Gate) -> None:
-    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate))
-    leaver.plays_until_cancelled(buffer, in_turn=0)
+    Actor("leaver", run_id, turns=TURNS, gate=str(gate)).plays_until_cancelled(buffer, in_turn=0)
     ledger = buffer.ledger
     assert (ledger.partials_handed_in, ledger.queued, ledger.redone_members) == (0, 1, 0)
     lease = leased(buffer, "heir")
@@ -253,8 +252,7 @@ def test_a_record_that_the_buffer_refuses_fails_its_attempt(
 
 def test_a_task_of_no_environment_of_the_run_is_an_env_failure(redis_client: redis.Redis, run_id: str) -> None:
     """As of a run that was resumed with another `env.mixture`."""
-    elsewhere = Task(env="elsewhere", split="train", index=0)
-    of = msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=elsewhere)
+    of = msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=Task(env="elsewhere", split="train", index=0))
     buffer = buffer_with(redis_client, run_id, of, max_attempts=1)
     Actor("actor", run_id, turns=TURNS).plays(buffer)
     assert buffer.ledger.dropped == {"env_failure": 1}
@@ -391,8 +389,7 @@ async def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_
     buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown, may_finish: bool
 ) -> None:
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-    drain_s = DEADLINE_S if may_finish else 0.1
-    task = asyncio.create_task(acting(leaver, buffer, shutdown, drain_s=drain_s))
+    task = asyncio.create_task(acting(leaver, buffer, shutdown, drain_s=DEADLINE_S if may_finish else 0.1))
     await leaver.stands_in_turn(1)
     buffer.learner.open([ticket(1)])
     signal.raise_signal(signal.SIGTERM)

@@ -58,8 +58,7 @@ def test_one_lost_lease_leaves_the_other_groups_stored(buffer: Views) -> None:
     buffer.actor.release(lost)
     leased(buffer)
     attempts = [(lease, buffer.attempt(lease, 0)) for lease in (kept, lost)]
-    results = asyncio.run(insert_all(buffer.actor, attempts))
-    assert results == [InsertResult.STORED, InsertResult.FENCED]
+    assert asyncio.run(insert_all(buffer.actor, attempts)) == [InsertResult.STORED, InsertResult.FENCED]
 
 
 def test_an_error_of_redis_reaches_all_who_wait(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:

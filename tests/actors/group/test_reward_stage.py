@@ -86,8 +86,7 @@ async def test_a_slow_part_stops_no_group(redis_client: redis.Redis, run_id: str
     tickets = [ticket(group_id, num_members=MEMBERS) for group_id in range(3)]
     buffer = buffer_with(redis_client, run_id, *tickets, lease_ttl_s=3.0)
     stage = Stage(own)
-    actor = scorer("actor", run_id, STAGED)
-    task = asyncio.create_task(acting(actor, buffer, shutdown))
+    task = asyncio.create_task(acting(scorer("actor", run_id, STAGED), buffer, shutdown))
     await until(lambda: len(stage.seen) == 3 * MEMBERS)
     await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
     assert buffer.ledger.inserted == 0
@@ -102,8 +101,7 @@ async def test_a_slow_part_stops_no_group(redis_client: redis.Redis, run_id: str
 async def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redis.Redis, run_id: str, own: Own) -> None:
     undisturbed, buffer = (buffer_with(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
     stage = Stage(own)
-    leaver = scorer("leaver", run_id, STAGED)
-    task = asyncio.create_task(leaver.play(buffer))
+    task = asyncio.create_task(scorer("leaver", run_id, STAGED).play(buffer))
     await until(lambda: len(stage.seen) == MEMBERS)
     await let_go(task)
     ledger = buffer.ledger
@@ -112,8 +110,7 @@ async def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redi
     heir = scorer("heir", run_id, STAGED)
     await heir.play(buffer)
     assert len(heir.seeds) == MEMBERS, "only the last turn is sampled again"
-    alone = scorer("alone", f"{run_id}-undisturbed", STAGED)
-    await alone.play(undisturbed)
+    await scorer("alone", f"{run_id}-undisturbed", STAGED).play(undisturbed)
     before, after, whole = stage.seen[:MEMBERS], stage.seen[MEMBERS : 2 * MEMBERS], stage.seen[2 * MEMBERS :]
     by_text = [sorted(str(episode.messages) for episode in episodes) for episodes in (before, after, whole)]
     assert by_text[0] == by_text[1] == by_text[2], "a part sees the replayed turns too"
@@ -123,8 +120,7 @@ async def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redi
 
 async def test_one_turn_let_go_while_scored_is_played_again(buffer: Views, run_id: str, own: Own) -> None:
     stage = Stage(own)
-    leaver = scorer("leaver", run_id, STAGED, turns=1)
-    task = asyncio.create_task(leaver.play(buffer))
+    task = asyncio.create_task(scorer("leaver", run_id, STAGED, turns=1).play(buffer))
     await until(lambda: len(stage.seen) == MEMBERS)
     await let_go(task)
     ledger = buffer.ledger
@@ -153,8 +149,7 @@ async def played(
     rewards: dict[str, Any], *, split: str = "train", change: Callable[[EpisodeRecord], None] = lambda record: None
 ) -> Any:
     actor = Actor("actor", "run", turns=TURNS)
-    attempt = dataclasses.replace(attempt_on(), task=Task(env="shop", split=split, index=0))
-    record = EpisodeRecord(attempt=attempt)
+    record = EpisodeRecord(attempt=dataclasses.replace(attempt_on(), task=Task(env="shop", split=split, index=0)))
     trajectory = await rollout_of(GuessEnv(turns=TURNS), actor.engine, record=record, tokenizer=actor.setup.tokenizer)
     change(record)
     return await rewarded(trajectory, record, scoring=scoring(actor, rewards))

@@ -98,8 +98,7 @@ async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server:
 
     def slow(request: dict[str, Any], number: int) -> Reply:
         may_answer.wait(DEADLINE_S)
-        marks = {at: {"clear": len(reply)} for at, reply in replies_of(request).items()}
-        return completion(json.dumps(marks))
+        return completion(json.dumps({at: {"clear": len(reply)} for at, reply in replies_of(request).items()}))
 
     server.answer_by(slow)
     buffer.learner.open([ticket(group_id, num_members=2, is_judged=True) for group_id in range(4)])

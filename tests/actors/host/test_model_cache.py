@@ -63,8 +63,7 @@ class Served:
         self.counts: list[PullCounts] = []
         self._read = OfferedFolder(folder, self.files).read
         self._bytes_per_s = bytes_per_s
-        limits = ServerLimits(chunk_bytes=CHUNK_BYTES)
-        self.server = ChunkServer("127.0.0.1", self._answer, limits=limits, key=None)
+        self.server = ChunkServer("127.0.0.1", self._answer, limits=ServerLimits(chunk_bytes=CHUNK_BYTES), key=None)
 
     def _answer(self, request: ChunkRequest) -> bytes | None:
         time.sleep(request.num_bytes / self._bytes_per_s)
@@ -122,16 +121,14 @@ def test_what_is_cached_is_not_pulled_again_but_damaged_or_missing(folder: Path,
     (got / "config.json").unlink()
     (got / "config.json.tmp").write_text("half")
     assert served.fetch() == got
-    again = (folder / "config.json").stat().st_size + len("{}")
-    assert served.fetched_bytes == total + again
+    assert served.fetched_bytes == total + (folder / "config.json").stat().st_size + len("{}")
     assert (got / "tokenizer.json").read_text() == "{}"
 
 
 def test_other_files_are_another_folder(folder: Path, serve: Callable[..., Served]) -> None:
     first = serve().fetch()
     (folder / "tokenizer.json").write_text('{"another": 1}')
-    second = serve().fetch()
-    assert first != second and (first / "tokenizer.json").read_text() == "{}"
+    assert first != serve().fetch() and (first / "tokenizer.json").read_text() == "{}"
 
 
 def test_the_learners_folder_is_used_where_a_host_has_it_with_the_same_files(folder: Path) -> None:

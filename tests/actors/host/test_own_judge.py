@@ -94,8 +94,7 @@ def compared(policy: Marker, *replies: str) -> list[tuple[float, int | None]]:
 
 def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:
     policy = Marker('{"1": 2, "2": 2}', num_before_commit=0)
-    found = compared(policy, "hello", "bye", "bye")
-    assert found == [(0.2, 5)] * 3
+    assert compared(policy, "hello", "bye", "bye") == [(0.2, 5)] * 3
     (prompt,) = policy.prompts
     assert "has 2 attempts at the same task" in prompt and "hello" in prompt and prompt.count("bye") == 1
 
@@ -132,8 +131,7 @@ def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(buffer: View
         assert member.turns[-1].rewards["clear"] == 0.5
         assert member.part_values == {"clear": 1.0, "clear_policy_version": 4.0}
         assert len(member.turns) == TURNS, "the judge's tokens are not among the trained ones"
-    shown = json.dumps(policy.prompts)
-    assert "You mark answers." in shown
+    assert "You mark answers." in json.dumps(policy.prompts)
 
 
 def test_an_engine_that_dies_under_a_judge_fails_no_attempt(buffer: Views, run_id: str) -> None:

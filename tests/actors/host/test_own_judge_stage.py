@@ -113,8 +113,7 @@ class Scene:
         assert await self.acting == exit_code
 
     def claimed(self, num_groups: int) -> list[list[Trajectory]]:
-        groups = self.buffer.learner.claim(1, num_groups, policy_version=1, max_lag=1)
-        return [group.trajectories for group in groups]
+        return [group.trajectories for group in self.buffer.learner.claim(1, num_groups, policy_version=1, max_lag=1)]
 
 
 @pytest.fixture
@@ -268,10 +267,9 @@ def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
     TOKENIZER.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # the engine reads no weights
     model = {"model_path": str(folder), "tokenizer_root": tokenizer_root(load_tokenizer(folder))}
-    facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
     tickets, fleet = [ticket(group_id, env=env, is_judged=True) for group_id in range(2)], Fleet(redis_client, run_id)
     buffer = make_buffer(redis_client, run_id).start(*tickets)
-    fleet.describe_run(facts)
+    fleet.describe_run(msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model))
     fleet.set_run_state(RunState.TRAINING)
     command = [sys.executable, "-m", "tests.actors.judging_actor", "a", f"run.name={run_id}", f"redis.url={redis_url}"]
     process = Process("a", command, log=tmp_path / "a.log", environment={})

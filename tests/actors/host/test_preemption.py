@@ -49,8 +49,7 @@ def test_aws_is_asked_with_a_token_which_is_fetched_anew_once_it_has_expired(ser
 
 
 def interruption(action: str) -> dict[str, tuple[int, str]]:
-    answer = f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
-    return {ACTION: (200, answer)}
+    return {ACTION: (200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}')}
 
 
 def event(kind: str) -> dict[str, tuple[int, str]]:

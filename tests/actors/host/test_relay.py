@@ -35,6 +35,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.lab.loopback_server import start_server
 from slipstream.tools.run.actor_host import host_relay
 from slipstream.tools.see.fleet_tables import relays_table
+from tests.actors.chunks import relay_at
 from tests.link import Link
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
@@ -214,14 +215,10 @@ def test_a_receiver_that_is_stopped_in_mid_pull_does_not_hold_up_the_others(plan
 
 
 def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane: Plane) -> None:
-    read = lambda request: bytes(request.num_bytes)  # noqa: E731
-    liar = ChunkServer("127.0.0.1", read, limits=LIMITS, key=None)
+    liar = ChunkServer("127.0.0.1", lambda request: bytes(request.num_bytes), limits=LIMITS, key=None)
     with origin_of(plane) as origin, closing(liar):
         manifest = origin.publish(1)
-        told = {"name": "liar", "host": "elsewhere", "endpoint": liar.endpoint, "roots": [manifest.root]}
-        counts = dict.fromkeys(("num_children", "fetched_bytes", "served_bytes", "num_corrupt"), 0)
-        notice = RelayNotice(**told, policy_version=1, fan_out=8, **counts)
-        plane.bulletin.announce_relay(notice, ttl_s=600)
+        plane.bulletin.announce_relay(relay_at(liar.endpoint, name="liar", roots=[manifest.root]), ttl_s=600)
         plane.start_relay()
         plane.wait_for_relays(2)
         receivers = [plane.start_receiver(f"r{number}") for number in range(2)]
