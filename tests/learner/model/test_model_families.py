@@ -52,54 +52,22 @@ class Family:
     without: tuple[str, ...] = ()  # keys of `COMMON` that it cannot take
 
 
-COMMON = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": CONTEXT,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": CONTEXT}
+COMMON = SIZES | HEADS | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LIKE_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT}
-EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
-ROUTED = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
-LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_key_value_heads": 2,
-}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+ROUTED |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "num_key_value_heads": 2}
+LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+INDEXED = ROUTED | LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 # Else each layer has an embedding of its own of 262,144 tokens, half a gigabyte in all.
 EMBEDDED_PER_LAYER = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 16}
-LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+LINEAR |= {"layer_types": ["linear_attention", "full_attention"]}
 
 
 def rope(rope_type: str, **parameters: object) -> dict[str, Any]:
@@ -173,14 +141,9 @@ def in_ci(names: Iterable[str]) -> list[Any]:
 
 
 # Layers with a state take each sequence alone.
-MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_state": 8,
-    "mamba_d_head": 16,
-    "mamba_expand": 2,
-    "mamba_n_groups": 1,
-    "mamba_chunk_size": 16,
-}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_d_head": 16}
+MAMBA |= {"mamba_expand": 2, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 16}
 CONVOLVED = {"layer_types": ["conv", "full_attention"]}
 STATEFUL = {
     "qwen3_5": Family("qwen3_5_text", LINEAR),
@@ -193,47 +156,25 @@ STATEFUL = {
     **each_of("bamba", **MAMBA, attn_layer_indices=[1]),
     **each_of("granitemoehybrid", **EXPERTS, **MAMBA, layer_types=["mamba", "attention"], shared_intermediate_size=16),
     **each_of("falcon_h1", **MAMBA, mamba_d_ssm=64),
-    **each_of(
-        "nemotron_h",
-        layers_block_type=["mamba", "attention"],
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        ssm_state_size=8,
-        n_groups=1,
-        chunk_size=16,
-    ),
+    **each_of("nemotron_h", **NEMOTRON, layers_block_type=["mamba", "attention"]),
 }
 
-# Vision-language models: the configuration of their text has COMMON, and `settings` are those beside it.
-IMAGES = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14}
-QWEN_IMAGES = IMAGES | {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
+
+def seeing(name: str, text: dict[str, Any], images: dict[str, Any], **others: object) -> dict[str, Family]:
+    """A vision-language model: the configuration of its text has COMMON, and `others` are beside both."""
+    images = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14} | images
+    return each_of(name, text_config=COMMON | text, vision_config=images, **others)
+
+
+GEMMA_IMAGES = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+QWEN_IMAGES = {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
 QWEN_IDS = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+QWEN2_5 = rope("default", mrope_section=[2, 3, 3])
+QWEN3_5 = LINEAR | rope("default", mrope_section=[2, 3, 3], partial_rotary_factor=1.0)
 SEEING = {
-    "gemma3": Family(
-        "gemma3",
-        {
-            "text_config": COMMON | WINDOWED,
-            "vision_config": IMAGES | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
-            "mm_tokens_per_image": 4,
-            "image_token_index": 3,
-        },
-    ),
-    "qwen2_5_vl": Family(
-        "qwen2_5_vl",
-        QWEN_IDS
-        | {
-            "text_config": COMMON | rope("default", mrope_section=[2, 3, 3]),
-            "vision_config": QWEN_IMAGES | {"fullatt_block_indexes": [0]},
-        },
-    ),
-    "qwen3_5": Family(
-        "qwen3_5",
-        QWEN_IDS
-        | {
-            "text_config": COMMON | LINEAR | rope("default", mrope_section=[2, 3, 3], partial_rotary_factor=1.0),
-            "vision_config": QWEN_IMAGES | {"num_position_embeddings": 16},
-        },
-    ),
+    **seeing("gemma3", WINDOWED, GEMMA_IMAGES, mm_tokens_per_image=4, image_token_index=3),
+    **seeing("qwen2_5_vl", QWEN2_5, QWEN_IMAGES | {"fullatt_block_indexes": [0]}, **QWEN_IDS),
+    **seeing("qwen3_5", QWEN3_5, QWEN_IMAGES | {"num_position_embeddings": 16}, **QWEN_IDS),
 }
 
 STATE, OWN_CODE = "carry a state from token to token", "its attention is its own code"
@@ -265,14 +206,7 @@ REFUSED = {
         Family("llama4_text", EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48}),
         "attends within chunks of a sequence",
     ),
-    "deepseek_v32": (
-        Family(
-            "deepseek_v32",
-            ROUTED | LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
-            without=("head_dim",),
-        ),
-        "tokens that an index of its own chooses",
-    ),
+    "deepseek_v32": (Family("deepseek_v32", INDEXED, without=("head_dim",)), "tokens that an index of its own chooses"),
     # logits that are capped
     **refused(DIFFERS, each_of("nanochat")),
     # attention that cannot be replaced, or that does not get the sequence bounds
