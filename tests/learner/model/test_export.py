@@ -4,9 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -145,40 +143,29 @@ def test_every_version_of_transformers_computes_with_a_folder_what_the_learner_d
     assert result.read_text().startswith(f"loaded by transformers {version}.")
 
 
-def other_rope(config: dict[str, Any], export: Path) -> None:
-    config |= {"rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None}
-
-
-def other_tokens(config: dict[str, Any], export: Path) -> None:
-    words = json.loads((export / "tokenizer.json").read_text())
-    words["normalizer"] = {"type": "Lowercase"}
-    (export / "tokenizer.json").write_text(json.dumps(words))
-
-
-def other_class(config: dict[str, Any], export: Path) -> None:
-    config["architectures"] = ["NoSuchModel"]
+NO_ROPE = {"rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None}
+OTHER_LOGPROBS = r"differs from the learner by .* nats a token, .* at most \(allowed: 0.002 and 0.02\); compare"
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("file", "changes", "fault"),
     [
-        (other_rope, r"differs from the learner by .* nats a token, .* at most \(allowed: 0.002 and 0.02\); compare"),
-        (other_tokens, "encodes .* otherwise than the tokenizer in"),
-        (other_class, "does not load in a fresh process: .*NoSuchModel"),
+        ("config.json", NO_ROPE, OTHER_LOGPROBS),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "encodes .* otherwise than the tokenizer in"),
+        ("config.json", {"architectures": ["NoSuchModel"]}, "does not load in a fresh process: .*NoSuchModel"),
     ],
+    ids=["rope", "tokens", "class"],
 )
 def test_a_folder_that_is_another_model_is_a_fault_that_says_how(
-    tmp_path: Path, ranks: Ranks, change: Callable[[dict[str, Any], Path], None], fault: str
+    tmp_path: Path, ranks: Ranks, file: str, changes: dict[str, object], fault: str
 ) -> None:
-    source, export, result = tmp_path / "source", tmp_path / "export", tmp_path / "export_check.txt"
-    model = loaded(save_source(source, rope={"rope_type": "default"}, form=4), ranks)
+    source, export = save_source(tmp_path / "source", rope={"rope_type": "default"}, form=4), tmp_path / "export"
+    model = loaded(source, ranks)
     save_hf(model, export, ranks=ranks)
-    config = json.loads((export / "config.json").read_text())
-    change(config, export)
-    (export / "config.json").write_text(json.dumps(config))
+    (export / file).write_text(json.dumps(json.loads((export / file).read_text()) | changes))
     with pytest.raises(ConfigError, match=f"(?s)^the export {export}.*{fault}"):
         probe_score.check_export(model, export, ranks=ranks)
-    assert not result.exists()
+    assert not (tmp_path / "export_check.txt").exists()
 
 
 @pytest.mark.parametrize("has_settings", [True, False])

@@ -1,7 +1,6 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,8 @@ from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 
 @pytest.fixture(scope="module")
-def model(tiny: Path, ranks: Ranks) -> Iterator[PackedModel]:
-    yield load_model(tiny, ranks=ranks, settings=FLOAT32)
+def model(tiny: Path, ranks: Ranks) -> PackedModel:
+    return load_model(tiny, ranks=ranks, settings=FLOAT32)
 
 
 def logprobs_of(model: PackedModel, sequences: list[TokenSequence]) -> Tensor:
@@ -106,8 +105,16 @@ def test_large_layers_are_groups_of_their_own_with_the_same_gradients(
     torch.testing.assert_close(gradients(grouped), gradients(model), rtol=0, atol=0)
 
 
-def test_bfloat16_gradients_add_up_in_float32(tiny: Path, ranks: Ranks) -> None:
+def test_bfloat16_keeps_weights_logprobs_and_sums_of_gradients_in_float32(tiny: Path, ranks: Ranks) -> None:
     model = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    sequence = random_sequence(20, seed=4)
+    with torch.no_grad():
+        logprobs = logprobs_of(model, [sequence])
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(dict(full_tensors(model)), load_file(tiny / "model.safetensors"), rtol=0, atol=0)
+    expected = alone(tiny, sequence)[torch.from_numpy(sequence.loss_mask)[1:]]
+    assert (logprobs - expected).abs().mean() < 0.2
+
     sequences = [random_sequence(20, seed=seed) for seed in range(4)]
     expected = None
     for sequence in sequences:
@@ -134,17 +141,6 @@ def test_flash_attentions_varlen_kernels_get_the_sequence_bounds() -> None:
     assert bounds["max_length_q"] == bounds["max_length_k"] == 5
 
 
-def test_bfloat16_keeps_float32_weights_and_logprobs(tiny: Path, ranks: Ranks) -> None:
-    model = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
-    sequence = random_sequence(20, seed=4)
-    with torch.no_grad():
-        logprobs = logprobs_of(model, [sequence])
-    assert logprobs.dtype == torch.float32
-    torch.testing.assert_close(dict(full_tensors(model)), load_file(tiny / "model.safetensors"), rtol=0, atol=0)
-    expected = alone(tiny, sequence)[torch.from_numpy(sequence.loss_mask)[1:]]
-    assert (logprobs - expected).abs().mean() < 0.2
-
-
 @pytest.mark.parametrize(
     ("kind", "head"), [(ValueModel, "value_head"), (SharedTrunk, "value_head"), (RewardModel, "score")]
 )
@@ -167,16 +163,10 @@ def test_a_head_of_one_number_is_float32_beside_a_bfloat16_trunk(
     torch.testing.assert_close(gradient, hidden.float().sum(dim=0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA GH200 480GB", 989.0),
-        ("NVIDIA L40", 181.0),
-        ("NVIDIA RTX A1000 Laptop GPU", None),
-    ],
-)
+PEAKS = {"NVIDIA A100-SXM4-80GB": 312.0, "NVIDIA H100 PCIe": 756.0, "NVIDIA GH200 480GB": 989.0, "NVIDIA L40": 181.0}
+
+
+@pytest.mark.parametrize(("name", "peak"), [*PEAKS.items(), ("NVIDIA RTX A1000 Laptop GPU", None)])
 def test_a_gpu_has_the_peak_of_its_whole_name(name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert _known_peak(torch.device("cuda")) == peak

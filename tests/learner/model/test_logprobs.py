@@ -1,29 +1,22 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipstream.learner.batch.pack import Packed, TokenSequence, pack
+from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from tests.learner.devices import relative_error
 
 MAX_NATS = {torch.bfloat16: 1e-3, torch.float32: 1e-4}  # of one token; logits in bfloat16 would be 0.012 off
 
 
-def packed_of(tokens: Tensor, *, loss_positions: tuple[int, ...]) -> Packed:
-    """One sequence."""
-    return pack([TokenSequence.bare(tokens.numpy(), np.isin(np.arange(len(tokens)), loss_positions))])
-
-
 def test_the_state_before_a_loss_token_predicts_it() -> None:
-    hidden = torch.arange(10.0).reshape(5, 2)
-    tokens = torch.tensor([7, 8, 9, 5, 6])
-    found = predictions(hidden, packed_of(tokens, loss_positions=(1, 4)))
+    sequence = TokenSequence.bare([7, 8, 9, 5, 6], [False, True, False, False, True])
+    found = predictions(torch.arange(10.0).reshape(5, 2), pack([sequence]))
     assert found.states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
     assert found.targets.tolist() == [8, 6]
 
