@@ -8,17 +8,8 @@ from slipstream.learner.publisher.messages import PublisherSettings
 
 
 def empty_offer(policy_version: int, *, learner_epoch: int = 1 << 43, root: str = "", pull_endpoint: str = "") -> Offer:
-    manifest = Manifest(
-        policy_version=policy_version,
-        learner_epoch=learner_epoch,
-        tensors=[],
-        num_bytes=0,
-        root=root,
-        adapted=None,
-        probe=None,
-        anchor=None,
-        deltas=[],
-    )
+    nothing = {"tensors": [], "num_bytes": 0, "adapted": None, "probe": None, "anchor": None, "deltas": []}
+    manifest = Manifest(policy_version=policy_version, learner_epoch=learner_epoch, root=root, **nothing)
     return Offer(manifest=manifest, pull_endpoint=pull_endpoint)
 
 

@@ -6,8 +6,7 @@ Two and three ranks are started once each, and leave what they found.
 import dataclasses
 import json
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -128,29 +127,17 @@ def gathered(model: PackedModel, dtype: str) -> dict[str, Tensor]:
     return {name: tensor if name in buffers else tensor.to(DTYPES[dtype]) for name, tensor in full_tensors(model)}
 
 
-@contextmanager
-def writing(model: PackedModel, ranks: Ranks, path: Path, redis_url: str) -> Iterator[tuple[VersionWriter, Published]]:
-    version = Published(model, dtype="bfloat16")
-    settings = publisher_settings(redis_url, path.name, version.layout, learner_epoch=1)
-    publisher = None
-    if ranks.rank == 0:
-        publisher = Publisher(settings, log_path=path / "publisher.log", own=version.own)
-    writer = VersionWriter(version, ranks=ranks, publisher=publisher)
-    yield writer, version
-    writer.close()
-    if publisher:
-        publisher.close()
-
-
 def published(model: PackedModel, ranks: Ranks, path: Path, redis_url: str) -> dict[str, object]:
     """What an actor pulls of two versions, and what becomes of versions that are not written whole, or fenced out."""
     client, found = connect(redis_url), dict[str, object]()
-    bulletin, receiver = Bulletin(client, path.name), None
+    bulletin, receiver, publisher = Bulletin(client, path.name), None, None
     client.set(keys.epoch_key(path.name), 1)
-    probe = probe_of(model, ranks.device)
+    probe, version = probe_of(model, ranks.device), Published(model, dtype="bfloat16")
     if ranks.rank == 0:
         receiver = Receiver(receiver_info(redis_url, path.name, "a", "pull"))
-    with writing(model, ranks, path, redis_url) as (writer, version):
+        settings = publisher_settings(redis_url, path.name, version.layout, learner_epoch=1)
+        publisher = Publisher(settings, log_path=path / "publisher.log", own=version.own)
+    with closing(VersionWriter(version, ranks=ranks, publisher=publisher)) as writer:
         for number in (1, 2):
             with torch.no_grad():
                 for _, shard in named_shards(model):
@@ -169,6 +156,8 @@ def published(model: PackedModel, ranks: Ranks, path: Path, redis_url: str) -> d
             client.set(keys.epoch_key(path.name), 2)
         torch.distributed.barrier()
         found["fenced out"] = fenced_out(writer, probe)
+    if publisher:
+        publisher.close()
     found["mapped"] = "slipstream-weights" in Path("/proc/self/maps").read_text()
     return found
 

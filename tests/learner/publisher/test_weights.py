@@ -20,10 +20,9 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Place
+from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from slipstream.learner.publisher.broadcast_sender import backend_of
 from slipstream.learner.publisher.messages import Freed, Submitted
@@ -188,8 +187,8 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device
         wait_until(lambda: publisher.stats.announced.policy_version == 2, "the report of both versions")
         wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
         sealed_groups = [plane.bulletin.sealed_group(number) for number in (1, 2)]
-        assert [group and group.number for group in sealed_groups] == [1, 1], "the group is used again"
-        assert [group and group.actors for group in sealed_groups] == [["near0", "near1"]] * 2
+        members = [(group.number, group.actors) for group in sealed_groups]
+        assert members == [(1, ["near0", "near1"])] * 2, "the group is used again"
 
         for tensors, why in (
             (weights(3)[1:], r"missing: \['embed'\]"),
@@ -203,22 +202,19 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device
 
 
 def test_the_learner_holds_one_tensor_while_it_publishes(plane: Plane) -> None:
-    alive: list[weakref.ref[torch.Tensor]] = []
-    most_alive = 0
+    made: list[weakref.ref[torch.Tensor]] = []
 
     def gathered() -> Iterator[tuple[str, torch.Tensor]]:
-        nonlocal most_alive
-        for index, (name, _) in enumerate(weights(1)):
-            most_alive = max(most_alive, sum(ref() is not None for ref in alive))
-            whole = weights(1)[index][1].clone()
-            alive.append(weakref.ref(whole))
+        for name, tensor in weights(1):
+            assert not any(ref() is not None for ref in made), "a tensor was alive when the next was gathered"
+            whole = tensor.clone()
+            made.append(weakref.ref(whole))
             yield name, whole
             del whole
 
     with plane.publishing() as publisher:
         publish_whole(publisher, gathered(), policy_version=1)
-    assert len(alive) == 5
-    assert most_alive == 0, "a tensor was alive when the next was gathered"
+    assert len(made) == 5
 
 
 def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(plane: Plane) -> None:
@@ -258,10 +254,8 @@ def test_a_killed_learner_takes_its_publisher_process_along(plane: Plane) -> Non
     learner.close()
 
 
-def manifest_of(tensors: Tensors, *, policy_version: int, learner_epoch: int) -> Manifest:
-    entries = entries_of(tensors)
-    data = memoryview(flat_bytes(tensors))
-    return sealed(entries, data, policy_version=policy_version, learner_epoch=learner_epoch)
+def manifest_of(tensors: Tensors, **numbers: int) -> Manifest:
+    return sealed(entries_of(tensors), memoryview(flat_bytes(tensors)), **numbers)
 
 
 def announce(
@@ -297,7 +291,7 @@ def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(plane: Plane) -> None
             announce(bulletin, 5, policy_version=version)
             offer = waiting.result(timeout=30)
             assert offer == bulletin.latest() == bulletin.later(-1, wait_s=0.0)
-            assert offer is not None and offer.manifest.policy_version == version
+            assert offer.manifest.policy_version == version
     assert bulletin.later(7, wait_s=0.01) is bulletin.later(7, wait_s=0.0) is bulletin.later(99, wait_s=0.0) is None
 
 
@@ -314,8 +308,7 @@ def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(
     assert bulletin.later(after, wait_s=0.2) is None
     assert time.monotonic() - begun >= 0.2
     announce(bulletin, 5, policy_version=5, endpoint="tcp://127.0.0.1:2")  # which replaces both
-    offer = bulletin.later(4, wait_s=60.0)
-    assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
+    assert bulletin.later(4, wait_s=60.0).pull_endpoint == "tcp://127.0.0.1:2"
 
 
 def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(plane: Plane) -> None:
@@ -348,16 +341,6 @@ def test_a_member_that_leaves_or_falls_silent_is_not_invited(plane: Plane) -> No
     wait_until(lambda: bulletin.broadcast_members() == ["staying"], "the silent one to expire")
 
 
-def nowhere(blob: Blob) -> Place:
-    raise AssertionError("nothing was to be received")
-
-
-def seal(bulletin: Bulletin, invitation: Invitation, *, host: str, actor: str) -> None:
-    """Seal a group of `actor` alone, whose learner is at `host`."""
-    group = msgspec.structs.replace(GROUP, number=invitation.number, host=host, actors=[actor])
-    bulletin.seal(invitation.number, group)
-
-
 @pytest.mark.parametrize(
     ("host", "sealed_for", "why"),
     [
@@ -371,10 +354,11 @@ def test_a_member_misses_a_broadcast_and_an_invitation_is_good_for_one_attempt(
     bulletin = plane.bulletin
     member = BroadcastMember(plane.client, plane.run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
-    seal(bulletin, invitation, host=host, actor=sealed_for)
+    group = msgspec.structs.replace(GROUP, number=invitation.number, host=host, actors=[sealed_for])
+    bulletin.seal(invitation.number, group)
     for reason in (why, "invitation 1 was used before"):
         with pytest.raises(BroadcastMissed, match=reason):
-            member.receive(invitation, root="", place=nowhere)
+            member.receive(invitation, root="", place=lambda blob: pytest.fail("nothing was to be received"))
     member.close()
     assert bulletin.broadcast_members() == []
 
@@ -396,13 +380,11 @@ def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     shelf = Shelf()
     manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
     assert shelf.submit(Submitted(slot=0, policy_version=1)) == []
-    taken = shelf.take(0.0)
-    assert taken is not None and taken.policy_version == 1
+    assert shelf.take(0.0).policy_version == 1
     assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
     assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1)]
     assert shelf.serve(manifest, None, slot=0) == []
-    taken = shelf.take(0.0)
-    assert taken is not None and taken.policy_version == 3
+    assert shelf.take(0.0).policy_version == 3
 
 
 def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:

@@ -16,11 +16,11 @@ def new_key() -> CurveKey:
     return CurveKey(public=public, secret=secret)
 
 
-def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_who_has_the_key_pulls_and_only_from_a_server_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 1.0)
     monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
     key, other = new_key(), new_key()
-    with serving(key=key) as server:
+    with serving(key=key) as server, serving() as impostor:
         with zmq.Context() as context, context.socket(zmq.DEALER) as knowing:  # what a server shows is no secret
             knowing.setsockopt(zmq.LINGER, 0)
             knowing.curve_serverkey = key.public
@@ -33,16 +33,10 @@ def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypa
                 stranger.pull(server.endpoint)
         assert server.load.served_bytes == 0
         with Pulling(key=key) as member:
+            with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
+                member.pull(impostor.endpoint)
+            assert impostor.load.served_bytes == 0
             assert member.pull(server.endpoint) == DATA
-
-
-def test_a_pull_under_a_key_takes_nothing_from_a_server_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.5)
-    monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
-    with serving() as impostor, Pulling(key=new_key()) as member:
-        with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
-            member.pull(impostor.endpoint)
-        assert impostor.load.served_bytes == 0
 
 
 def test_a_key_is_of_the_environment_or_a_file_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
