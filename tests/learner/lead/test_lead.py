@@ -23,14 +23,13 @@ from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.learner.lead.lead import Lead
 from slipstream.learner.lead.tally import load_highest_version, load_tally, tally_at
-from slipstream.learner.model.flops import Flops
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group
 from slipstream.tools.see.summary import read_summary, summary_rows
-from tests.learner.lead.test_report import STEP, TIMES_S
+from tests.learner.lead.test_report import STEP, TIMES_S, UNKNOWN
 from tests.learner.publisher.offers import empty_offer, publisher_settings
 from tests.learner.supply.test_supply import ahead_of, work
 from tests.replay.buffer.every_verb import FACTS, MEMBER
@@ -71,17 +70,9 @@ class Place:
         """A learner at `progress`; its connections and its fence are new ones unless they are given."""
         connections = connections or self.join()
         settings = {"learner_epoch": connections.epoch, "adapted": adapted}
-        return Lead(
-            connections,
-            self.config,
-            self.dir,
-            progress=progress,
-            conditions={},
-            publishing=publisher_settings(self.redis_url, self.run_id, WEIGHTS, **settings),
-            fence=fence or self.taken(),
-            flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
-            decode=str,
-        )
+        publishing = publisher_settings(self.redis_url, self.run_id, WEIGHTS, **settings)
+        others = {"progress": progress, "conditions": {}, "flops": UNKNOWN, "decode": str}
+        return Lead(connections, self.config, self.dir, publishing=publishing, fence=fence or self.taken(), **others)
 
     def claim_one(self, lead: Lead, *, step: int) -> list[Group]:
         """Open a group, play it, and claim it for `step`."""
@@ -151,7 +142,7 @@ def test_success_is_of_all_finished_episodes_unless_named_trained(place: Place, 
     assert summary_rows(written)["success of 8 episodes near the end"] == "75.0%, between 40.9% and 92.9% (95 %)"
 
 
-def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(place: Place) -> None:
+def test_every_episode_is_in_one_record_also_of_steps_made_again_and_after_a_server_was_emptied(place: Place) -> None:
     """The first learner dies with step 2 recorded and a checkpoint of step 1."""
     first = place.begin()
     place.play_and_record(first, step=1)
@@ -163,21 +154,16 @@ def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(p
     resumed.close()
     assert place.produced() == [(1, 2), (2, 4)]
     assert resumed.connections.train.ledger().inserted == 6
-
-
-def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(place: Place) -> None:
-    first = place.begin()
-    place.play_and_record(first, step=1)
-    first.prepare_checkpoint(after(1))()
-    first.close()
     place.client.flushdb()
-    resumed = place.begin(progress=after(1))
-    place.play_and_record(resumed, step=2)
-    resumed.close()
+    emptied = place.begin(progress=after(1))
+    place.play_and_record(emptied, step=2)
+    emptied.close()
     assert place.produced() == [(1, 2), (2, 2)]
 
 
-def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not(place: Place, lead: Lead) -> None:
+def test_a_step_is_settled_when_its_checkpoint_is_durable_unless_its_learner_was_fenced_out_and_later_ones_are_not(
+    place: Place, lead: Lead
+) -> None:
     buffer = lead.connections.train
     place.claim_one(lead, step=1)
     settle = lead.prepare_checkpoint(after(1))
@@ -187,6 +173,13 @@ def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not
     settle()
     assert (buffer.ledger().claimed, buffer.ledger().trained) == (1, 1)
     assert place.dir.tally.exists()
+    settle = lead.prepare_checkpoint(after(2))
+    place.join()
+    with pytest.raises(FencedOut):
+        settle()
+    with pytest.raises(FencedOut):
+        lead.prepare_checkpoint(after(2))
+    assert buffer.ledger().trained == 1
 
 
 def test_a_learner_killed_before_its_checkpoint_was_settled_leaves_a_whole_tally(place: Place) -> None:
@@ -223,18 +216,6 @@ def test_the_tally_of_a_checkpoint_that_never_was_durable_is_not_used(place: Pla
     place.dir.tally.unlink()
     with pytest.raises(ConfigError, match=r"tally\.json is missing, but 2 steps have been made; restore it"):
         tally_at(2, place.dir)
-
-
-def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(place: Place, lead: Lead) -> None:
-    place.claim_one(lead, step=1)
-    progress = after(1)
-    settle = lead.prepare_checkpoint(progress)
-    place.join()
-    with pytest.raises(FencedOut):
-        settle()
-    with pytest.raises(FencedOut):
-        lead.prepare_checkpoint(progress)
-    assert lead.connections.train.ledger().trained == 0
 
 
 def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor(place: Place, lead: Lead) -> None:
@@ -275,12 +256,9 @@ def test_no_version_number_is_used_twice_after_a_server_was_emptied(place: Place
 
 def test_adapters_are_not_trained_further_on_other_weights(place: Place) -> None:
     """A resumed learner reads the folder of `model.path` again; nothing else would notice."""
-    for root in ("one", "one", "other"):
-        adapted = Adapted(root=root, scaling=1.0)
-        if root == "other":
-            with pytest.raises(ConfigError, match="their hash is other, it was one; restore the folder"):
-                place.begin(adapted=adapted)
-        else:
-            lead = place.begin(adapted=adapted)
-            lead.prepare_checkpoint(START)()
-            lead.close()
+    for _ in range(2):
+        lead = place.begin(adapted=Adapted(root="one", scaling=1.0))
+        lead.prepare_checkpoint(START)()
+        lead.close()
+    with pytest.raises(ConfigError, match="their hash is other, it was one; restore the folder"):
+        place.begin(adapted=Adapted(root="other", scaling=1.0))

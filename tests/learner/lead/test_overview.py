@@ -21,12 +21,11 @@ from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.overview import LINES, PINNED
 from slipstream.learner.lead.run_record import RunRecord
 from slipstream.learner.lead.tally import EvalResult, Tally
-from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.fleet.fleet import RunState
 from tests.learner.lead.test_lead import Place, place
-from tests.learner.lead.test_report import STEP
+from tests.learner.lead.test_report import STEP, UNKNOWN
 from tests.replay.buffer.every_verb import MEMBER
 from tests.replay.records.attempts import ticket
 from tests.whole.test_loop import points
@@ -44,17 +43,9 @@ class Run:
     def __init__(self, place: Place) -> None:
         self.dir, self.buffer, self.connections = place.dir, place.views, place.join()
         self.buffer.learner.adopt_epoch(self.connections.epoch)
-        self.record = RunRecord(
-            self.connections,
-            self.dir,
-            Fence(self.dir.checkpoints),
-            tally=Tally(),
-            step=0,
-            started_at_s=STARTED_S,
-            flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
-            config=place.config,
-            decode=str,
-        )
+        named = {"tally": Tally(), "step": 0, "started_at_s": STARTED_S, "flops": UNKNOWN, "decode": str}
+        fence = Fence(self.dir.checkpoints)
+        self.record = RunRecord(self.connections, self.dir, fence, config=place.config, **named)
         self.progress = Progress(step=0, policy_version=20, highest_published=20, next_group_id=0, tokens_trained=0)
         self.second = 0
         self.connections.fleet.beat(MEMBER)
@@ -66,13 +57,11 @@ class Run:
         lease = self.buffer.begin(ticket(number))
         self.buffer.earn(lease, *rewards, policy_version=20)
         groups = self.buffer.learner.claim(number + 1, 1, policy_version=20, max_lag=0)
+        batch = Batch(groups=groups, num_dropped={}, dropped_returns=list(dropped_returns), next_group_id=number + 1)
+        refusals = Refusals(self.connections.fleet, self.connections.bulletin)
+        times = {"wait": 0.25, "forward": 0.75}
         self.record.write_step(
-            Batch(groups=groups, num_dropped={}, dropped_returns=list(dropped_returns), next_group_id=number + 1),
-            STEP,
-            before=self.progress,
-            times_s={"wait": 0.25, "forward": 0.75},
-            publish=PublishStats(),
-            refusals=Refusals(self.connections.fleet, self.connections.bulletin),
+            batch, STEP, before=self.progress, times_s=times, publish=PublishStats(), refusals=refusals
         )
         self.progress = msgspec.structs.replace(self.progress, step=number + 1)
 
@@ -171,9 +160,8 @@ def test_the_diagnosis_is_a_text_that_changes_with_its_cause_and_a_lasting_fault
     assert run.record.watch.found.cause == "no actor is alive" and not caplog.messages
     for _ in range(9):
         run.look()
-    assert [text for text in caplog.messages if text.startswith("FAULT: no actor is alive: none sends")] == [
-        text for text in caplog.messages if "FAULT" in text
-    ]
+    faults = [text for text in caplog.messages if "FAULT" in text]
+    assert [text for text in faults if text.startswith("FAULT: no actor is alive: none sends")] == faults
     run.connections.fleet.beat(MEMBER)
     run.look()
     assert "no longer: no actor is alive" in caplog.messages

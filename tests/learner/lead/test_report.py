@@ -1,6 +1,7 @@
 """What a step reports: hand-made batches, and numbers worked out by hand."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,10 @@ def books(counters: str) -> Ledger:
     return ledger_of(dict(counter.encode().split(b"=") for counter in counters.split()))
 
 
-def produced(before: Ledger, now: Ledger) -> dict[str, float]:
+def added(add: Callable[..., None], *values: Any, **named: Any) -> dict[str, float]:
+    """What `add` adds to a record."""
     metrics = Metrics()
-    add_produced(metrics, before, now)
+    add(metrics, *values, **named)
     return metrics.means()
 
 
@@ -187,29 +189,26 @@ def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> No
         " trajectories:dropped:too_old=4 tokens:dropped:too_old=110 turns:dropped:too_old=10"
         " trajectories:dropped:poison=1 tokens:dropped:poison=14 duration_ms:dropped:poison=6000"
     )
-    metrics = Metrics()
     batch = batch_of(made(0, task=1.0), made(1, task=0.0))
-    add_flow(metrics, batch, before, now)
-    means = metrics.means()
+    means = added(add_flow, batch, before, now)
     assert (means["replay/produced_tokens"], means["replay/produced_turns"], means["replay/produced_s"]) == (50, 3, 1)
     assert means["replay/dropped_tokens"] == 8.0  # 10 + 14 of three
     assert (means["replay/dropped_turns"], means["replay/dropped_s"]) == (pytest.approx(10 / 3), 2.0)
     assert means["perf/goodput"] == 8 / (8 + 24)
-    again = Metrics()
-    add_flow(again, batch_of(*batch.groups[0].trajectories, num_uses=2), before, now)
-    assert again.means()["perf/goodput"] == 0.0  # what is used again was counted when it was used first
+    again = added(add_flow, batch_of(*batch.groups[0].trajectories, num_uses=2), before, now)
+    assert again["perf/goodput"] == 0.0  # what is used again was counted when it was used first
 
 
 def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
-    metrics = Metrics()
-    add_flow(metrics, batch_of(made(0, task=1.0)), NO_BOOKS, NO_BOOKS)
-    assert metrics.means() | produced(NO_BOOKS, NO_BOOKS) == {"produced/episodes": 0.0, "perf/goodput": 1.0}
+    assert added(add_flow, batch_of(made(0, task=1.0)), NO_BOOKS, NO_BOOKS) == {"perf/goodput": 1.0}
+    assert added(add_produced, NO_BOOKS, NO_BOOKS) == {"produced/episodes": 0.0}
 
 
 def test_what_the_policy_earned_is_of_every_episode_since_the_last_record() -> None:
     before = books("trajectories:inserted=8 episodes:shop=8 successes:shop=2 returns:shop=3.5")
     now = books("trajectories:inserted=12 episodes:shop=12 successes:shop=5 returns:shop=6.75")
-    assert produced(before, now) == {"produced/episodes": 4, "produced/success": 0.75, "produced/reward": 0.8125}
+    expected = {"produced/episodes": 4, "produced/success": 0.75, "produced/reward": 0.8125}
+    assert added(add_produced, before, now) == expected
 
 
 def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
@@ -218,7 +217,7 @@ def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
         "trajectories:inserted=8 episodes:shop=6 successes:shop=3 returns:shop=3"
         " episodes:grid=2 successes:grid=2 returns:grid=20"
     )
-    assert produced(NO_BOOKS, now) == {
+    assert added(add_produced, NO_BOOKS, now) == {
         "produced/episodes": 8,
         "produced/success": 5 / 8,
         "produced/reward": 23 / 8,
@@ -229,7 +228,7 @@ def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
         "produced/reward_in_grid": 10.0,
         "produced/share_of_grid": 0.25,
     }
-    assert produced(now, now) == {"produced/episodes": 0.0}
+    assert added(add_produced, now, now) == {"produced/episodes": 0.0}
 
 
 @pytest.mark.parametrize("books_now", [(7, 1, 0), (9, 0, 9), (9, 7, 9)])
@@ -239,66 +238,47 @@ def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_no
     before = books("trajectories:inserted=8 episodes:shop=8 successes:shop=4 returns:shop=4")
     of_shop = f"episodes:shop={episodes} successes:shop={successes} returns:shop={returns}"
     now = books(f"trajectories:inserted={episodes} {of_shop}")
-    assert produced(before, now) == {"produced/episodes": max(0, episodes - 8)}
+    assert added(add_produced, before, now) == {"produced/episodes": max(0, episodes - 8)}
 
 
 def member(name: str, **changes: Any) -> Member:
     return msgspec.structs.replace(MEMBER, **({"price_per_hour": 0.0, "served_s": 0.0} | changes), name=name)
 
 
-def test_what_spot_and_reserved_actors_cost_an_hour_is_shown_apart() -> None:
-    spot = member("spot", price_per_hour=2.0, served_s=1800)
-    reserved = msgspec.structs.replace(member("own", price_per_hour=3.0, served_s=1800), instance_kind="reserved")
-    metrics, alive = Metrics(), [spot, reserved]
-    add_cost(metrics, cost_of(Census(alive, alive), ledger=NO_BOOKS, tokens_trained=500_000))
-    shown = {name.removeprefix("fleet/dollars_per_hour"): mean for name, mean in metrics.means().items()}
-    assert (shown[""], shown["_of_spot"], shown["_of_reserved"]) == (5.0, 2.0, 3.0)
-
-
-def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
-    """Half an hour at 2 $ and a quarter at 4 $ make 2 $, for half a million tokens."""
-    metrics = Metrics()
+def test_the_cost_is_the_price_of_everyone_who_ever_served_and_spot_and_reserved_actors_are_shown_apart() -> None:
+    """Half an hour at 2 $, 40 minutes at 3 $ and a quarter of an hour at 4 $ make 4 $, for half a million tokens."""
     everyone = [
         member("a", price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=10),
+        member("own", price_per_hour=3.0, served_s=2400, instance_kind="reserved"),
         member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
     ]
     books_of_all = books("tokens:dropped:too_old=70 tokens:discarded:poison=8 tokens:trained=900 tokens:produced=1000")
-    cost = cost_of(Census(everyone[:1], everyone), ledger=books_of_all, tokens_trained=500_000)
-    add_cost(metrics, cost)
-    assert metrics.means() == {
-        "fleet/cost_dollars": 2.0,
-        "fleet/dollars_per_hour": 2.0,
+    cost = cost_of(Census(everyone[:2], everyone), ledger=books_of_all, tokens_trained=500_000)
+    assert added(add_cost, cost) == {
+        "fleet/cost_dollars": 4.0,
+        "fleet/dollars_per_hour": 5.0,
         "fleet/dollars_per_hour_of_spot": 2.0,
-        "fleet/dollars_per_hour_of_reserved": 0.0,
-        "fleet/dollars_per_million_tokens": 4.0,
+        "fleet/dollars_per_hour_of_reserved": 3.0,
+        "fleet/dollars_per_million_tokens": 8.0,
         "fleet/wasted_tokens_too_old": 70.0,
         "fleet/wasted_tokens_poison": 8.0,
         "fleet/wasted_tokens_preempted": 25.0,
     }
-    assert dataclasses.asdict(cost)["shares"] == [
-        {"instance_kind": "spot", "price_per_hour": price, "num_actors": 1, "hours": hours, "dollars": 1.0}
-        for price, hours in ((2.0, 0.5), (4.0, 0.25))
+    assert [dataclasses.asdict(share) for share in cost.shares] == [
+        {"instance_kind": kind, "price_per_hour": price, "num_actors": 1, "hours": hours, "dollars": dollars}
+        for kind, price, hours, dollars in (("reserved", 3, 2 / 3, 2), ("spot", 2, 0.5, 1), ("spot", 4, 0.25, 1))
     ]
 
 
 def test_without_prices_there_is_no_cost() -> None:
-    metrics = Metrics()
     serving = [member("a", served_s=1800)]
     cost = cost_of(Census(serving, serving), ledger=NO_BOOKS, tokens_trained=500_000)
-    add_cost(metrics, cost)
-    assert metrics.means() == {} and cost.dollars_per_million_tokens is None
+    assert added(add_cost, cost) == {} and cost.dollars_per_million_tokens is None
 
 
 def test_the_fleet_is_its_actors() -> None:
-    metrics = Metrics()
-    actors = [member("a"), member("b")]
-    add_fleet(metrics, ledger=books("ready=2 dropped:too_old=3 failed:env_failure=4"), actors=actors)
-    expected = {
-        "fleet/num_actors": 2,
-        "fleet/num_episodes": 16,
-        "fleet/generated_tokens_per_s": 25,
-        "replay/ready": 2,
-        "replay/total_dropped_too_old": 3,
-        "replay/total_failed_env_failure": 4,
-    }
-    assert expected.items() <= metrics.means().items()
+    ledger = books("ready=2 dropped:too_old=3 failed:env_failure=4")
+    means = added(add_fleet, ledger=ledger, actors=[member("a"), member("b")])
+    of_fleet = [means[f"fleet/{name}"] for name in ("num_actors", "num_episodes", "generated_tokens_per_s")]
+    of_books = [means[f"replay/{name}"] for name in ("ready", "total_dropped_too_old", "total_failed_env_failure")]
+    assert (of_fleet, of_books) == ([2, 16, 25], [2, 3, 4])
