@@ -78,11 +78,6 @@ def trained(
     return learner, [each for group in play(learner, player).groups for each in group.trajectories]
 
 
-def learned_values(learner: Learner, trajectory: Trajectory) -> Numbers:
-    """What the learner itself computes: the value of every sampled token, in the unit of the reward."""
-    return values_of(learner, sequences_of(trajectory, advantage=0.0), micro_batch_tokens=64)
-
-
 def before(trajectory: Trajectory, turn: int) -> Trajectory:
     """The record of the state in which `turn` begins, as a search has it: with the answer to the turn before."""
     stop = trajectory.turns[turn].start
@@ -114,7 +109,7 @@ def test_an_exported_critic_has_a_learners_values(model_folder: Path, tmp_path: 
     rewritten = msgspec.structs.replace(episodes[2], branch_starts=[0, 4])  # its second turn in a sequence of its own
     found = []
     for episode in [*episodes[:6], rewritten]:
-        of_tokens = learned_values(learner, episode)
+        of_tokens = values_of(learner, sequences_of(episode, advantage=0.0), micro_batch_tokens=64)
         starts = np.cumsum([0, *(turn.stop - turn.start for turn in episode.turns)])[:-1]
         asked = msgspec.structs.replace(ScoredEpisode.of(episode), turn_stops=[turn.start for turn in episode.turns])
         (of_turns,) = scorer.values([asked])
@@ -147,10 +142,9 @@ def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory, ranks: Ran
     return Run(learner=learner, episodes=episodes, folder=folder)
 
 
-def exported(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    verb = ["export", f"run.root={root}", "run.name=ppo", "--critic", *options]
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", *verb]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def exported(root: Path) -> subprocess.CompletedProcess[str]:
+    verb = ["slipstream.tools.cli.cli", "export", f"run.root={root}", "run.name=ppo", "--critic"]
+    return subprocess.run([sys.executable, "-m", *verb], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
@@ -173,13 +167,8 @@ def test_a_state_is_worth_its_rewards_so_far_and_what_transformers_says_before_t
     task = Task(env=guess.env.name, split="train", index=0)
 
     async def play() -> list[tuple[tuple[str, ...], float, float, bool]]:
-        tree = EpisodeTree(
-            replace(attempt_on(), task=task),
-            setup=stage,
-            room=asyncio.Semaphore(4),
-            collected=Collected(),
-            values=scored_here(scorer).of_state,
-        )
+        attempt, values = replace(attempt_on(), task=task), scored_here(scorer).of_state
+        tree = EpisodeTree(attempt, setup=stage, room=asyncio.Semaphore(4), collected=Collected(), values=values)
         first = await tree.expand(START, width=4)
         second = await tree.expand(first[0], width=4)
         third = await tree.expand(second[0], width=4)

@@ -20,7 +20,6 @@ from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
 from tests.learner.even_game import TURNS, load_player, play
 from tests.learner.policies import Tokens, any_batch
-from tests.tools.run.tiny_model import save_tiny_model
 
 NEVER = torch.zeros(4, dtype=torch.bool)
 
@@ -59,15 +58,15 @@ def with_an_old_first_turn(trajectory: Trajectory) -> Trajectory:
 
 
 def step_at(
-    max_lag: int, folder: Path, ranks: Ranks, *settings: str
+    max_lag: int, model: Path, folder: Path, ranks: Ranks, *settings: str
 ) -> tuple[StepMetrics, dict[str, Tensor], dict[str, Tensor]]:
     """A step of the learner at version 12, two after 5: its metrics, and the policy and the critic after it."""
-    sizes = [f"model.path={folder / 'model'}", f"replay.max_lag={max_lag}", "replay.target_lag=0", "optim.lr=3e-3"]
+    sizes = [f"model.path={model}", f"replay.max_lag={max_lag}", "replay.target_lag=0", "optim.lr=3e-3"]
     sizes += ["learner.micro_batch_tokens=512", "objective.critic=own", "objective.allocation=per_turn"]
     config = load_config(None, [*sizes, *settings])
     learner, player = load_player(config, folder / f"at_{max_lag}", ranks)
-    learner.progress = msgspec.structs.replace(learner.progress, policy_version=5).resumed_as(10)
-    learner.progress = msgspec.structs.replace(learner.progress, policy_version=12)
+    resumed = msgspec.structs.replace(learner.progress, policy_version=5).resumed_as(10)
+    learner.progress = msgspec.structs.replace(resumed, policy_version=12)
     batch = play(learner, player)
     groups = [
         msgspec.structs.replace(group, trajectories=[with_an_old_first_turn(each) for each in group.trajectories])
@@ -75,9 +74,7 @@ def step_at(
     ]
     metrics = train_on(learner, Batch(groups=groups, num_dropped={}, next_group_id=9), Clock(ranks.device))
     policy = {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
-    critic = {
-        name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.models.critic)
-    }
+    critic = {name: shard.detach().full_tensor().clone() for name, shard in critic_shards(learner.models.critic)}
     return metrics, policy, critic
 
 
@@ -89,10 +86,11 @@ def step_at(
     ],
     ids=["gae", "vtrace"],
 )
-def test_old_tokens_train_the_critic_and_no_policy(tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]) -> None:
-    save_tiny_model(tmp_path / "model")
-    whole, policy, critic = step_at(2, tmp_path, ranks, *settings)
-    capped, capped_policy, capped_critic = step_at(1, tmp_path, ranks, *settings)
+def test_old_tokens_train_the_critic_and_no_policy(
+    tiny: Path, tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]
+) -> None:
+    whole, policy, critic = step_at(2, tiny, tmp_path, ranks, *settings)
+    capped, capped_policy, capped_critic = step_at(1, tiny, tmp_path, ranks, *settings)
     assert (whole.masked_fraction, capped.masked_fraction) == (0.0, 0.5)
     assert capped.num_loss_tokens == whole.num_loss_tokens == 128
     for step, masked in ((whole, 0.0), (capped, 1.0)):

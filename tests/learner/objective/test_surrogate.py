@@ -21,15 +21,10 @@ from slipstream.learner.objective.surrogate import (
 from tests.learner.policies import Tokens, any_batch, float64, gradient, of_lengths, slopes
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
+Numbers = tuple[float, ...]
 
 
-def batch(
-    *,
-    now: tuple[float, ...],
-    then: tuple[float, ...],
-    advantages: tuple[float, ...],
-    sequences: Sequences | None = None,
-) -> Tokens:
+def batch(*, now: Numbers, then: Numbers, advantages: Numbers, sequences: Sequences | None = None) -> Tokens:
     """Tokens of these probabilities under the current policy and under behaviour."""
     current, behaviour = float64(*now).log(), float64(*then).log()
     sequences = sequences or of_lengths(len(now))

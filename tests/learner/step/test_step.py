@@ -23,20 +23,20 @@ from tests.learner.devices import on_cpu
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3, schedule="linear")
+SEQUENCES = [random_sequence(length, seed=length) for length in (20, 14, 9, 6)]
 
 
 def sampled_by(model: PackedModel, *, shift: float) -> list[TokenSequence]:
-    """Four sequences whose behaviour log-probabilities are the model's own, less `shift` nats on every other token."""
-    sequences = [random_sequence(length, seed=length) for length in (20, 14, 9, 6)]
+    """SEQUENCES with behaviour log-probabilities that are the model's own, less `shift` nats on every other token."""
     found = []
-    for sequence in sequences:
+    for sequence in SEQUENCES:
         (packed,) = micro_batches([sequence], max_tokens=50, num_ranks=1, rank=0)
         with torch.no_grad():
             logprobs = model(packed.to(next(model.parameters()).device)).logprobs.cpu().numpy()
         behaviour = np.zeros(sequence.num_tokens, dtype=np.float32)
         behaviour[sequence.loss_mask] = logprobs - shift * (np.arange(len(logprobs)) % 2)
         found.append(dataclasses.replace(sequence, behaviour_logprobs=behaviour))
-    return numbered([sequence] for sequence in found)
+    return found
 
 
 def step(
@@ -47,12 +47,14 @@ def step(
     shift: float = 0.0,
     max_tokens: int = 50,
     reference: PackedModel | None = None,
+    branches_of_first: int = 1,  # sequences that the first trajectory has; each other has one
 ) -> tuple[StepMetrics, dict[str, torch.Tensor], int]:
     """The metrics, how far each weight moved, and where the schedule stands."""
     model = load_model(folder, ranks=ranks, settings=FLOAT32)
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
-    sequences = sampled_by(model, shift=shift)
+    sampled = sampled_by(model, shift=shift)
+    sequences = numbered([sampled[:branches_of_first], *([other] for other in sampled[branches_of_first:])])
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
     settings = StepSettings(objective=objective, max_grad_norm=1.0)
     batch = StepBatch.of(sequences, micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0))
@@ -71,10 +73,9 @@ def test_a_healthy_step_is_whole(tiny: Path, ranks: Ranks, caplog: pytest.LogCap
 
 
 def test_an_exploded_mean_weight_changes_nothing(tiny: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    objective = ObjectiveConfig(surrogate="cispo", correction="none", max_negative_kl=0.0)
     with caplog.at_level(logging.WARNING):
-        metrics, moved, schedule_step = step(
-            tiny, ranks, ObjectiveConfig(surrogate="cispo", correction="none", max_negative_kl=0.0), shift=2.0
-        )
+        metrics, moved, schedule_step = step(tiny, ranks, objective, shift=2.0)
     assert metrics.evidence.weight_mean == pytest.approx((5 * 17 + 20) / 37)  # 17 of 37 ratios are e^2, cut to 5
     assert (metrics.guard_scale, metrics.skipped, metrics.lr, schedule_step) == (0.0, True, 0.0, 0)
     assert all(bool(change.abs().max() == 0) for change in moved.values())
@@ -122,17 +123,9 @@ def test_micro_batches_of_any_size_make_the_same_step(
 
 def test_by_sequences_a_trajectory_counts_once_however_often_its_history_is_rewritten(tiny: Path, ranks: Ranks) -> None:
     """Branches in packs of their own, the first two of one trajectory: its mean is over the tokens of both."""
-    model = load_model(tiny, ranks=ranks, settings=FLOAT32)
-    optimizer = make_optimizer(model, config=OPTIM)
-    first, second, *others = sampled_by(model, shift=0.0)
-    sequences = numbered([[first, second], *([other] for other in others)])
-    metrics = train_step(
-        StepModels(policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)),
-        StepBatch.of(sequences, micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0)),
-        settings=StepSettings(objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0),
-        ranks=ranks,
-    )
-    advantages = [float(-sequence.advantages[-1]) for sequence in sequences]
+    by_sequences = ObjectiveConfig(normalisation="sequences")
+    metrics, _, _ = step(tiny, ranks, by_sequences, max_tokens=20, branches_of_first=2)
+    advantages = [float(-sequence.advantages[-1]) for sequence in SEQUENCES]
     of_both = (17 * advantages[0] + 11 * advantages[1]) / 28
     assert metrics.num_micro_batches == 3
     assert metrics.loss == pytest.approx((of_both + advantages[2] + advantages[3]) / 3, rel=1e-4)

@@ -21,7 +21,6 @@ from slipstream.learner.step.token_recorder import record_tokens
 from slipstream.replay.records.step_tokens import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, read_tokens
 from tests.learner.even_game import TURNS, load_player, play
 from tests.learner.policies import loss_tokens, of_lengths
-from tests.tools.run.tiny_model import save_tiny_model
 
 SETTINGS = ["replay.max_lag=4", "replay.target_lag=0", "optim.lr=3e-3"]
 SETTINGS += ["learner.micro_batch_tokens=64", "model.max_tokens=64"]
@@ -32,9 +31,8 @@ def ratios_of(parts: list[SequenceTokens]) -> np.ndarray:
     return np.concatenate([np.frombuffer(part.ratios, np.float16) for part in parts]).astype(np.float64)
 
 
-def test_each_token_of_a_step_is_recorded_as_the_metrics_sum_it_up(tmp_path: Path, ranks: Ranks) -> None:
-    save_tiny_model(tmp_path / "model")
-    config = load_config(None, [f"model.path={tmp_path / 'model'}", "run.name=traced", *SETTINGS])
+def test_each_token_of_a_step_is_recorded_as_the_metrics_sum_it_up(tiny: Path, tmp_path: Path, ranks: Ranks) -> None:
+    config = load_config(None, [f"model.path={tiny}", "run.name=traced", *SETTINGS])
     learner, player = load_player(config, tmp_path, ranks)
     batch = play(learner, player)
     seen = set[int]()
@@ -68,9 +66,10 @@ def loss_of(ratios: torch.Tensor) -> PolicyLoss:
     return policy_loss(tokens, objective=ObjectiveConfig())
 
 
-def test_ranks_record_their_tokens_up_to_a_bound(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_model(tmp_path / "model")
-    config = load_config(None, [f"model.path={tmp_path / 'model'}", *SETTINGS])
+def test_ranks_record_their_tokens_up_to_a_bound(
+    tiny: Path, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(None, [f"model.path={tiny}", *SETTINGS])
     batch: Batch = play(*load_player(config, tmp_path, ranks), num_groups=1, group_size=4)
     sequences = sequences_with_advantages(batch.groups, objective=config.objective)
     before = Progress(step=6, policy_version=9, highest_published=9, next_group_id=0, tokens_trained=0)
