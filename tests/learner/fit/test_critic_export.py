@@ -81,14 +81,10 @@ def trained(
 def before(trajectory: Trajectory, turn: int) -> Trajectory:
     """The record of the state in which `turn` begins, as a search has it: with the answer to the turn before."""
     stop = trajectory.turns[turn].start
-    return msgspec.structs.replace(
-        trajectory,
-        tokens=trajectory.tokens[: 4 * stop],
-        turns=trajectory.turns[:turn],
-        branch_starts=[start for start in trajectory.branch_starts if start < stop],
-        stop_reason=StopReason.PREEMPTED,
-        outcome=Outcome.PREEMPTED,
-    )
+    starts = [start for start in trajectory.branch_starts if start < stop]
+    cut = {"tokens": trajectory.tokens[: 4 * stop], "turns": trajectory.turns[:turn], "branch_starts": starts}
+    over = {"stop_reason": StopReason.PREEMPTED, "outcome": Outcome.PREEMPTED}
+    return msgspec.structs.replace(trajectory, **cut, **over)
 
 
 def loaded(folder: Path, config: Config, ranks: Ranks) -> RewardScorer:

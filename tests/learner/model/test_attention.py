@@ -25,16 +25,10 @@ def random_tensors(heads: tuple[int, int, int], num_tokens: int, device: torch.d
 def packed(tensors: list[Tensor], lengths: list[int], window: int | None) -> list[Tensor]:
     """What is attended, and the gradients of queries, keys and values."""
     inputs = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
-    attended, _ = packed_attention(
-        nn.Module(),
-        *inputs,
-        None,
-        rows=PackRows(rows=rows_of(lengths)),
-        cu_seq_lens_q=torch.tensor([0, *lengths], device=inputs[0].device).cumsum(0).int(),
-        max_length_q=max(lengths),
-        scaling=inputs[0].shape[-1] ** -0.5,
-        sliding_window=window,
-    )
+    starts = torch.tensor([0, *lengths], device=inputs[0].device).cumsum(0).int()
+    bounds = {"rows": PackRows(rows=rows_of(lengths)), "cu_seq_lens_q": starts, "max_length_q": max(lengths)}
+    scaling = inputs[0].shape[-1] ** -0.5
+    attended, _ = packed_attention(nn.Module(), *inputs, None, scaling=scaling, sliding_window=window, **bounds)
     return [attended, *torch.autograd.grad(attended, inputs, tensors[3])]
 
 

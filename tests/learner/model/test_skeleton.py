@@ -104,10 +104,12 @@ def peak_bytes(*, forget: bool = False) -> int:
     return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 
 
-def test_two_ranks_hold_together_what_the_folder_holds(found: Path) -> None:
+def test_two_ranks_hold_together_and_export_what_the_folder_holds(found: Path) -> None:
     gathered, saved = load_file(found / "gathered.safetensors"), load_file(found / "wide" / "model.safetensors")
+    exported = dict(AutoModelForCausalLM.from_pretrained(found / "exported").named_parameters())
     assert gathered.keys() == saved.keys()
     assert all(torch.equal(gathered[name], saved[name]) for name in saved)
+    assert all(torch.equal(exported[name], saved[name]) for name in saved)
 
 
 def test_every_rank_has_the_buffers_that_transformers_computes(found: Path) -> None:
@@ -126,9 +128,3 @@ def test_only_the_first_rank_ever_holds_the_whole_model(found: Path) -> None:
     assert second["loading"] < 0.75 * whole  # half of it is its shards
     assert first["exporting"] < 0.5 * whole
     assert second["exporting"] < 0.5 * whole
-
-
-def test_an_export_of_two_ranks_is_whole(found: Path) -> None:
-    again = dict(AutoModelForCausalLM.from_pretrained(found / "exported").named_parameters())
-    saved = load_file(found / "wide" / "model.safetensors")
-    assert all(torch.equal(again[name], saved[name]) for name in saved)

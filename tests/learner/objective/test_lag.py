@@ -78,14 +78,10 @@ def step_at(
     return metrics, policy, critic
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("objective.advantage=gae",),
-        ("objective.advantage=vtrace", "objective.surrogate=policy_gradient", "objective.correction=none"),
-    ],
-    ids=["gae", "vtrace"],
-)
+VTRACE = ("objective.advantage=vtrace", "objective.surrogate=policy_gradient", "objective.correction=none")
+
+
+@pytest.mark.parametrize("settings", [("objective.advantage=gae",), VTRACE], ids=["gae", "vtrace"])
 def test_old_tokens_train_the_critic_and_no_policy(
     tiny: Path, tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]
 ) -> None:

@@ -32,16 +32,7 @@ from slipstream.replay.records.keys import FencedOut
 from slipstream.tools.lab.bench.weights_stage import publish_whole
 from tests.learner.publisher.offers import publisher_settings
 from tests.learner.publisher.test_weight_deltas import nudged
-from tests.learner.publisher.test_weights import (
-    Plane,
-    Received,
-    Tensors,
-    flat_bytes,
-    latest_version,
-    next_of,
-    spawned,
-    weights,
-)
+from tests.learner.publisher.test_weights import Plane, Received, Tensors, flat_bytes, next_of, spawned, weights
 from tests.waiting import beside, wait_until
 
 NUM_ROWS = 30_000
@@ -122,9 +113,8 @@ def follow_until_struck(info: ReceiverInfo, fault: str, number: int, received: "
 class Versions:
     """Publishes one nudged version after the other, and notes how long each publish held its learner up."""
 
-    def __init__(self, publisher: Publisher, bulletin: Bulletin) -> None:
-        self.publisher = publisher
-        self.bulletin = bulletin
+    def __init__(self, publisher: Publisher, plane: Plane) -> None:
+        self.publisher, self.plane, self.bulletin = publisher, plane, plane.bulletin
         self.newest = -1
         self.blocked_s: list[float] = []
         self._tensors: Tensors = weights(0, NUM_ROWS)
@@ -137,7 +127,7 @@ class Versions:
         begun_at = time.perf_counter()
         publish_whole(self.publisher, self._tensors, policy_version=self.newest)
         self.blocked_s.append(time.perf_counter() - begun_at)
-        wait_until(lambda: latest_version(self.bulletin) == self.newest, f"version {self.newest}")
+        self.plane.wait_for(self.newest)
         return flat_bytes(self._tensors)
 
     def group(self) -> list[str]:
@@ -191,7 +181,7 @@ def test_a_member_that_fails_in_mid_broadcast_costs_neither_learner_nor_others(f
         spawned((follow_until_struck, (doomed, strikes, 4))) as of_doomed,
         following(plane.info("good", "broadcast")) as good,
     ):
-        versions, publishing = Versions(publisher, plane.bulletin), publisher._process.pid
+        versions, publishing = Versions(publisher, plane), publisher._process.pid
         pid = int(next_of(of_doomed, "doomed")[1])
         versions.wait_for_members("doomed", "good")
         for version in range(3):  # whole, and two deltas
@@ -234,7 +224,7 @@ def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(broadcast: int, pl
         plane.publishing(anchor_every=9, num_rows=NUM_ROWS) as publisher,
         following(plane.info("a", "broadcast"), after=spoil) as received,
     ):
-        versions = Versions(publisher, plane.bulletin)
+        versions = Versions(publisher, plane)
         versions.wait_for_members("a")
         for version in range(3):
             reached(received, version, versions.publish())
@@ -247,7 +237,7 @@ def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_nex
         plane.publishing(anchor_every=9, num_rows=NUM_ROWS, broadcast_timeout_s=60) as publisher,
         following(plane.info("first", "broadcast"), before=halt) as first,
     ):
-        versions = Versions(publisher, plane.bulletin)
+        versions = Versions(publisher, plane)
         versions.wait_for_members("first")
         published = versions.publish()
         assert halt.under_way.wait(60)
@@ -269,7 +259,7 @@ def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(plan
         plane.publishing(anchor_every=9, num_rows=NUM_ROWS) as publisher,
         following(plane.info("a", "broadcast"), before=halt) as received,
     ):
-        versions = Versions(publisher, plane.bulletin)
+        versions = Versions(publisher, plane)
         versions.wait_for_members("a")
         for version in range(2):
             reached(received, version, versions.publish())
@@ -295,7 +285,7 @@ def test_a_learner_back_at_an_older_version_publishes_it_under_a_new_number_and_
         following(plane.info("near", "broadcast")) as near,
         following(plane.info("far", "pull")) as far,
     ):
-        versions = Versions(older, plane.bulletin)
+        versions = Versions(older, plane)
         versions.wait_for_members("near")
         for version in range(3):
             published = versions.publish()
@@ -317,7 +307,7 @@ def test_a_learner_back_at_an_older_version_publishes_it_under_a_new_number_and_
                 return False
 
             wait_until(refused, "the older learner to hear of it")
-            assert latest_version(versions.bulletin) == 4
+            assert plane.offer().manifest.policy_version == 4
 
 
 def test_a_publisher_whose_learner_is_gone_ends_in_order(plane: Plane) -> None:
@@ -329,12 +319,8 @@ def test_a_publisher_whose_learner_is_gone_ends_in_order(plane: Plane) -> None:
         os.ftruncate(slot, buffer_bytes(entries))
     ours, theirs = socket.socketpair()
     fds = [theirs.fileno(), *slots]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "slipstream.learner.publisher.weight_server", *map(str, fds)],
-        pass_fds=fds,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "slipstream.learner.publisher.weight_server", *map(str, fds)]
+    process = subprocess.Popen(command, pass_fds=fds, stderr=subprocess.PIPE, text=True)
     theirs.close()
     with Connection(ours.detach()) as connection:
         for message in [settings, *(Submitted(slot=slot, policy_version=slot) for slot in range(3)), Withdraw()]:

@@ -96,14 +96,10 @@ def test_few_effective_samples_shrink_a_step(tiny: Path, ranks: Ranks, monkeypat
         torch.testing.assert_close(moved_shrunk[name], change * shrunk.guard_scale, rtol=1e-3, atol=2e-8)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        ObjectiveConfig(),
-        ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
-    ],
-    ids=["default", "gspo"],
-)
+GSPO = ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01)
+
+
+@pytest.mark.parametrize("objective", [ObjectiveConfig(), GSPO], ids=["default", "gspo"])
 def test_micro_batches_of_any_size_make_the_same_step(
     tiny: Path, ranks: Ranks, device: torch.device, objective: ObjectiveConfig
 ) -> None:

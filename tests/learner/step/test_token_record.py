@@ -48,16 +48,12 @@ def test_each_token_of_a_step_is_recorded_as_the_metrics_sum_it_up(tiny: Path, t
         assert (fates == CLIPPED).mean() <= clipped + 1e-9 <= (fates != TRAINED).mean() + 1e-6  # some are both
         seen |= set(fates.tolist())
     assert np.ptp(ratios_of(parts)) > 0.01 and seen == {TRAINED, CLIPPED, LEFT_OUT}
-    expected = {
-        (member.group_id, member.member): sequence.advantages[sequence.loss_mask]
-        for member, sequence in zip(
-            (member for group in batch.groups for member in group.trajectories),
-            sequences_with_advantages(batch.groups, objective=config.objective),
-            strict=True,
-        )
-    }
-    for place, (part,) in recorded.items():
-        assert np.frombuffer(part.advantages, np.float16) == pytest.approx(expected[place], abs=2e-3)
+    members = [member for group in batch.groups for member in group.trajectories]
+    sequences = sequences_with_advantages(batch.groups, objective=config.objective)
+    for member, sequence in zip(members, sequences, strict=True):
+        (part,) = recorded[member.group_id, member.member]
+        expected = sequence.advantages[sequence.loss_mask]
+        assert np.frombuffer(part.advantages, np.float16) == pytest.approx(expected, abs=2e-3)
 
 
 def loss_of(ratios: torch.Tensor) -> PolicyLoss:
