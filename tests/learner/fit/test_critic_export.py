@@ -155,35 +155,30 @@ def guess(model_folder: Path) -> Config:
     return load_config(None, [*settings, "learner.micro_batch_tokens=1024"])
 
 
-def test_a_state_is_worth_its_rewards_so_far_and_what_transformers_says_before_the_next_turn(
+async def test_a_state_is_worth_its_rewards_so_far_and_what_transformers_says_before_the_next_turn(
     guess: Config, scorer: RewardScorer, tmp_path: Path
 ) -> None:
     tokenizer, stage = load_tokenizer(Path(guess.model.path)), stage_on(guess, tmp_path)
     theirs = AutoModelForSequenceClassification.from_pretrained(scorer.model.folder, dtype=torch.float32).eval()
     task = Task(env=guess.env.name, split="train", index=0)
-
-    async def play() -> list[tuple[tuple[str, ...], float, float, bool]]:
-        attempt, values = replace(attempt_on(), task=task), scored_here(scorer).of_state
-        tree = EpisodeTree(attempt, setup=stage, room=asyncio.Semaphore(4), collected=Collected(), values=values)
-        first = await tree.expand(START, width=4)
-        second = await tree.expand(first[0], width=4)
-        third = await tree.expand(second[0], width=4)
-        return [(s.actions, s.total_reward, s.value or 0.0, s.is_over) for s in (*first, *second, *third)]
-
-    states = asyncio.run(play())
-    assert {is_over for _, _, _, is_over in states} == {True, False}
-    assert {total for _, total, _, _ in states} >= {0.0, 1.0}
-    opening = asyncio.run(GuessEnv().reset(task)).messages[0].content
-    for actions, total_reward, value, is_over in states:
-        if is_over:
-            assert value == total_reward and len(actions) == TURNS
+    attempt, values = replace(attempt_on(), task=task), scored_here(scorer).of_state
+    tree = EpisodeTree(attempt, setup=stage, room=asyncio.Semaphore(4), collected=Collected(), values=values)
+    first = await tree.expand(START, width=4)
+    second = await tree.expand(first[0], width=4)
+    states = [*first, *second, *await tree.expand(second[0], width=4)]
+    assert {state.is_over for state in states} == {True, False}
+    assert {state.total_reward for state in states} >= {0.0, 1.0}
+    opening = (await GuessEnv().reset(task)).messages[0].content
+    for state in states:
+        if state.is_over:
+            assert state.value == state.total_reward and len(state.actions) == TURNS
             continue
         messages = [{"role": "user", "content": opening}]
-        for action in actions:
+        for action in state.actions:
             messages += [{"role": "assistant", "content": action}, {"role": "user", "content": "again"}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        expected = theirs(input_ids=ids["input_ids"]).logits.item() + scorer.model.offset + total_reward
-        assert value == pytest.approx(expected, abs=1e-4)
+        expected = theirs(input_ids=ids["input_ids"]).logits.item() + scorer.model.offset + state.total_reward
+        assert state.value == pytest.approx(expected, abs=1e-4)
 
 
 def test_mcts_asks_the_critic_in_every_new_state(guess: Config, scorer: RewardScorer, tmp_path: Path) -> None:
@@ -200,25 +195,21 @@ def test_mcts_asks_the_critic_in_every_new_state(guess: Config, scorer: RewardSc
     assert len(asked) >= 9 and all(each.turn_stops == [len(each.token_array())] for each in asked)
 
 
-def test_a_served_critic_has_the_same_values_and_is_no_part_of_a_reward(run: Run, scorer: RewardScorer) -> None:
+async def test_a_served_critic_has_the_same_values_and_is_no_part_of_a_reward(run: Run, scorer: RewardScorer) -> None:
     state, here = before(run.episodes[0], 1), scored_here(scorer)
     episode = replace(episode_of(), scored=ScoredEpisode.of(run.episodes[0]))
 
-    async def ask() -> tuple[float, float]:
-        async with listening(scorer) as url:
-            client = RewardClient(url=url, reads=reads(scorer))
-            card = await client.card()
+    async with listening(scorer) as url:
+        client = RewardClient(url=url, reads=reads(scorer))
+        card = await client.card()
 
-            async def values(asked: ScoredEpisode) -> Numbers:
-                return np.array((await client.values(asked)).values)
+        async def values(asked: ScoredEpisode) -> Numbers:
+            return np.array((await client.values(asked)).values)
 
-            there = StateValues(name=url, kind=card.kind, of_episode=values)
-            with pytest.raises(EnvError, match="serves a critic, whose values are no rewards; serve a model of"):
-                await client(episode)
-            return await there.of_state(state), await here.of_state(state)
-
-    found, expected = asyncio.run(ask())
-    assert found == pytest.approx(expected, abs=1e-6)
+        there = StateValues(name=url, kind=card.kind, of_episode=values)
+        with pytest.raises(EnvError, match="serves a critic, whose values are no rewards; serve a model of"):
+            await client(episode)
+        assert await there.of_state(state) == pytest.approx(await here.of_state(state), abs=1e-6)
 
 
 def test_what_a_critic_is_no_model_for_is_refused(run: Run, guess: Config, ranks: Ranks, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_model_with_its_experts_as_one_tensor_is_written_as_its_folder_was(tmp
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: Path, ranks: Ranks) -> None:
+async def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: Path, ranks: Ranks) -> None:
     texts = [a + b for a in "abcdefghij" for b in "abcdefghij"]
     make_tiny_model(tmp_path / "source", texts=texts, shape=TinyShape(), max_tokens=128, seed=3)
     model = loaded(tmp_path / "source", ranks, lora_rank=4)
@@ -207,7 +207,14 @@ def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: 
         for adapter in adapters_of(model.causal_lm).values():  # as if trained
             adapter.up.to_local().normal_(std=0.2, generator=generator)
     save_hf(model, tmp_path / "export", ranks=ranks, max_file_bytes=200_000)
-    tokens, recorded = asyncio.run(greedy(tmp_path / "export"))
+    engine = started(tmp_path / "export", kv_policy="keep", model={"max_tokens": 128}, max_episodes=2)
+    try:
+        async with asyncio.timeout(300):
+            greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)
+            completion = await engine.generate(PROMPT, greedy)
+    finally:
+        await engine.close()
+    tokens, recorded = completion.tokens, completion.logprobs
     assert len(tokens) >= 8
     for position, token in enumerate(tokens):
         logprobs = next_logprobs(model, [*PROMPT, *tokens[:position]])
@@ -215,17 +222,6 @@ def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: 
         assert abs(logprobs[token] - recorded[position]) < 1e-3
     first = next_logprobs(loaded(tmp_path / "source", ranks), PROMPT)
     assert abs(first[tokens[0]] - recorded[0]) > 0.1  # the adapters' doing
-
-
-async def greedy(folder: Path) -> tuple[list[int], list[float]]:
-    engine = started(folder, kv_policy="keep", model={"max_tokens": 128}, max_episodes=2)
-    try:
-        async with asyncio.timeout(300):
-            sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)
-            completion = await engine.generate(PROMPT, sampling)
-    finally:
-        await engine.close()
-    return completion.tokens, completion.logprobs
 
 
 @torch.no_grad()

@@ -79,11 +79,6 @@ def of_objective(overrides: str, *others: str) -> Config:
     return load_config(None, [*(f"objective.{override}" for override in overrides.split()), *others])
 
 
-def test_what_a_run_checks_before_it_starts_anything_asks_the_loss_too() -> None:
-    with pytest.raises(ConfigError, match=r"a token of negative advantage can get a weight of 2e\+08"):
-        check_input(load_config(None, ["objective.mask_high=.inf"]))
-
-
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
 VTRACE = "advantage=vtrace critic=own surrogate=policy_gradient correction=none max_negative_kl=0"
 REINFORCE = "surrogate=policy_gradient advantage=leave_one_out"
@@ -132,8 +127,9 @@ AGENT = "env.name=agent env.options.agent=tests.envhub.agents:chats model.path=x
     [
         ("model.tool_parser=hermes", "has no effect in `env.name` shop: .*got 'hermes'; leave it out"),
         (f"{AGENT} model.context=window", "`model.context` window has no effect in `env.name` agent"),
+        ("objective.mask_high=.inf", r"a token of negative advantage can get a weight of 2e\+08"),
     ],
 )
-def test_settings_of_conversations_that_have_no_effect_are_refused(settings: str, complaint: str) -> None:
+def test_a_start_refuses_settings_without_effect_and_asks_the_loss_too(settings: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_input(load_config(None, settings.split()))

@@ -40,13 +40,8 @@ PRESETS = sorted((Path(__file__).parents[3] / "conf" / "objective").glob("*.yaml
 OF_WEIGHING = ["advantage", "allocation", "gamma", "gae_lambda", "turn_gamma", "critic"]
 OF_WEIGHING += ["kl_coefficient", "kl_place", "normalisation", "normalisation_tokens"]
 # What these do is no matter of one batch; each has tests of its own.
-ELSEWHERE = {
-    "critic": "test_critic",
-    "critic_warmup_steps": "test_critic",
-    "reference_model": "test_distillation",
-    "reward_model": "test_score",
-    "reward_model_weight": "test_score",
-}
+ELSEWHERE = {"critic": "test_critic", "critic_warmup_steps": "test_critic", "reference_model": "test_distillation"}
+ELSEWHERE |= {"reward_model": "test_score", "reward_model_weight": "test_score"}
 WORDS = {
     "advantage": tuple(name for name in ADVANTAGES if name != "distillation"),
     "allocation": ("last_token", "per_turn"),
@@ -251,14 +246,9 @@ def outcome(objective: ObjectiveConfig) -> Tensor:
     packed, divisor, kept = weighed(*(getattr(objective, name) for name in OF_WEIGHING))
     in_loss = objective.kl_coefficient > 0 and objective.kl_place == "loss"
     behaviour, current = as_packed("behaviour"), as_packed("current").requires_grad_()
-    tokens = loss_tokens(
-        current,
-        behaviour,
-        packed.advantages[packed.loss_mask].double(),
-        sequences=packed.loss_sequences,
-        reference_logprobs=as_packed("reference") if in_loss else None,
-        entropies=-current * current.exp(),
-    )
+    advantages, entropies = packed.advantages[packed.loss_mask].double(), -current * current.exp()
+    others = {"reference_logprobs": as_packed("reference") if in_loss else None, "entropies": entropies}
+    tokens = loss_tokens(current, behaviour, advantages, sequences=packed.loss_sequences, **others)
     loss = policy_loss(tokens, objective=objective)
     (gradient,) = torch.autograd.grad(loss.loss_sum / divisor, current)
     returns = torch.zeros(0) if packed.returns is None else packed.returns[packed.loss_mask]
