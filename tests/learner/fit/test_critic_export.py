@@ -64,11 +64,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(
-    folder: Path, root: Path, ranks: Ranks, *overrides: str, steps: int = 2
-) -> tuple[Learner, list[Trajectory]]:
+def trained(folder: Path, root: Path, ranks: Ranks, *settings: str, steps: int = 2) -> tuple[Learner, list[Trajectory]]:
     """A learner whose run has a checkpoint after `steps`, and episodes of its policy."""
-    config = load_config(None, [f"model.path={folder}", f"run.root={root}", *PPO, *overrides])
+    config = load_config(None, [f"model.path={folder}", f"run.root={root}", *PPO, *settings])
     run_dir = RunDir(root, config.run.name)
     run_dir.create()
     run_dir.config.write_text(dump_config(config))

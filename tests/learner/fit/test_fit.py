@@ -236,9 +236,7 @@ def test_a_run_learns_and_continues_bit_for_bit(goal: Goal, folder: Path, tmp_pa
     assert [record["step"] for record in again] == [record["step"] for record in records]
 
 
-def test_a_run_of_something_else_is_not_gone_on_with(
-    folder: Path, tmp_path: Path, ranks: Ranks, shutdown: Shutdown
-) -> None:
+def test_no_run_of_something_else_is_continued(folder: Path, tmp_path: Path, ranks: Ranks, shutdown: Shutdown) -> None:
     shutdown.requested.set()
     assert not train("sft", folder, tmp_path / "run", ranks, shutdown=shutdown)  # after one step
     for goal, overrides, epochs, what in (

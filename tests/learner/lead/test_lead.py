@@ -161,9 +161,7 @@ def test_every_episode_is_in_one_record_also_of_steps_made_again_and_after_a_ser
     assert place.produced() == [(1, 2), (2, 2)]
 
 
-def test_a_step_is_settled_when_its_checkpoint_is_durable_unless_its_learner_was_fenced_out_and_later_ones_are_not(
-    place: Place, lead: Lead
-) -> None:
+def test_only_a_step_with_a_durable_checkpoint_is_settled_and_none_once_fenced_out(place: Place, lead: Lead) -> None:
     buffer = lead.connections.train
     place.claim_one(lead, step=1)
     settle = lead.prepare_checkpoint(after(1))

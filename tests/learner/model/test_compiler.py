@@ -59,16 +59,14 @@ def _nothing_compiled_yet() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def models(
-    folder: Path, ranks: Ranks, *, checkpointed: bool = False, lora_rank: int = 0
-) -> tuple[PackedModel, PackedModel]:
+def models(folder: Path, ranks: Ranks, *, checkpointed: bool = False, lora_rank: int = 0) -> list[PackedModel]:
     """Compiled, and not; only the layers of the first may be checkpointed."""
     plain = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=lora_rank))
     found = []
     for settings in (dataclasses.replace(plain, compile=True, activation_checkpointing=checkpointed), plain):
         torch.manual_seed(0)  # for the adapters
         found.append(load_model(folder, ranks=ranks, settings=settings))
-    return found[0], found[1]
+    return found
 
 
 def sequences_of(lengths: Sequence[int]) -> list[TokenSequence]:

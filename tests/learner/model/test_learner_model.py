@@ -144,9 +144,7 @@ def test_flash_attentions_varlen_kernels_get_the_sequence_bounds() -> None:
 @pytest.mark.parametrize(
     ("kind", "head"), [(ValueModel, "value_head"), (SharedTrunk, "value_head"), (RewardModel, "score")]
 )
-def test_a_head_of_one_number_is_float32_beside_a_bfloat16_trunk(
-    tiny: Path, ranks: Ranks, kind: type[PackedModel], head: str
-) -> None:
+def test_heads_are_float32_on_a_bfloat16_trunk(tiny: Path, ranks: Ranks, kind: type[PackedModel], head: str) -> None:
     model = load_kind(kind, tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
     shard = getattr(model, head).weight.to_local()
     shard.data.copy_(1 + torch.arange(shard.numel()).view_as(shard) * 2.0**-12)  # bfloat16 rounds most of them to 1

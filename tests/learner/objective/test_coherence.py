@@ -112,9 +112,7 @@ def test_what_goes_together_is_accepted(objective: str, others: Sequence[str]) -
         ("surrogate=cispo correction=none", [TWICE], "max_uses is 2, and token weights are capped but never 0"),
     ],
 )
-def test_settings_of_other_sections_that_the_objective_does_not_fit_are_refused(
-    objective: str, others: list[str], why: str
-) -> None:
+def test_settings_that_the_objective_does_not_fit_are_refused(objective: str, others: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_objective(of_objective(objective, *others))
 

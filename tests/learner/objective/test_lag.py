@@ -82,9 +82,7 @@ VTRACE = ("objective.advantage=vtrace", "objective.surrogate=policy_gradient", "
 
 
 @pytest.mark.parametrize("settings", [("objective.advantage=gae",), VTRACE], ids=["gae", "vtrace"])
-def test_old_tokens_train_the_critic_and_no_policy(
-    tiny: Path, tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]
-) -> None:
+def test_old_tokens_train_the_critic_alone(tiny: Path, tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]) -> None:
     whole, policy, critic = step_at(2, tiny, tmp_path, ranks, *settings)
     capped, capped_policy, capped_critic = step_at(1, tiny, tmp_path, ranks, *settings)
     assert (whole.masked_fraction, capped.masked_fraction) == (0.0, 0.5)

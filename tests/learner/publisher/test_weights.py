@@ -298,9 +298,7 @@ def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(plane: Plane) -> None
 @pytest.mark.parametrize(
     ("damaged", "after"), [(("weights", "latest", "versions"), 5), (("weights", "latest"), 4)], ids=["stream", "offer"]
 )
-def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(
-    damaged: tuple[str, ...], after: int, plane: Plane
-) -> None:
+def test_no_actor_asks_at_once_again_for_a_damaged_offer(damaged: tuple[str, ...], after: int, plane: Plane) -> None:
     bulletin = plane.bulletin
     announce(bulletin, 5, policy_version=5)
     plane.client.set(keys.key(plane.run_id, *damaged), "garbage")
