@@ -58,11 +58,9 @@ class Run:
         self.buffer.earn(lease, *rewards, policy_version=20)
         groups = self.buffer.learner.claim(number + 1, 1, policy_version=20, max_lag=0)
         batch = Batch(groups=groups, num_dropped={}, dropped_returns=list(dropped_returns), next_group_id=number + 1)
-        refusals = Refusals(self.connections.fleet, self.connections.bulletin)
-        times = {"wait": 0.25, "forward": 0.75}
-        self.record.write_step(
-            batch, STEP, before=self.progress, times_s=times, publish=PublishStats(), refusals=refusals
-        )
+        others = {"publish": PublishStats(), "refusals": Refusals(self.connections.fleet, self.connections.bulletin)}
+        times_s = {"wait": 0.25, "forward": 0.75}
+        self.record.write_step(batch, STEP, before=self.progress, times_s=times_s, **others)
         self.progress = msgspec.structs.replace(self.progress, step=number + 1)
 
     def look(self) -> None:

@@ -60,19 +60,16 @@ def report(batch: Batch, *, flops: Flops = UNKNOWN, tally: Tally | None = None) 
     return step_metrics(batch, STEP, before=BEFORE, times_s=TIMES_S, flops=flops, tally=tally or Tally())
 
 
-def test_rewards_are_means_over_trajectories_by_component_too() -> None:
-    means = report(batch_of(made(0, task=1.0, style=0.5), made(1, task=0.5))).means()
+def test_rewards_are_means_over_trajectories_by_component_too_and_parts_over_those_to_which_they_applied() -> None:
+    judged, other = made(0, task=1.0, style=0.5), made(1, task=0.5)
+    judged = msgspec.structs.replace(judged, part_values={"clear": 0.5, "long": 2.0}, scoring_s=3.0)
+    other = msgspec.structs.replace(other, part_values={"long": 0.0}, scoring_s=1.0)
+    means = report(batch_of(judged, other)).means()
     assert means["trained/reward"] == 1.0
     assert (means["trained/reward_of_task"], means["trained/reward_of_style"]) == (0.75, 0.25)
-    assert "trained/success_in_shop" not in means
-
-
-def test_a_part_of_the_reward_is_recorded_over_the_episodes_to_which_it_applied() -> None:
-    judged = msgspec.structs.replace(made(0, task=1.0), part_values={"clear": 0.5, "long": 2.0}, scoring_s=3.0)
-    other = msgspec.structs.replace(made(1, task=1.0), part_values={"long": 0.0}, scoring_s=1.0)
-    means = report(batch_of(judged, other)).means()
     assert (means["trained/value_of_clear"], means["trained/value_of_long"]) == (0.5, 1.0)
     assert means["trained/scoring_s"] == 2.0
+    assert "trained/success_in_shop" not in means
 
 
 def test_success_is_recorded_for_each_environment_of_a_mixture() -> None:

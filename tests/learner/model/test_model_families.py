@@ -460,9 +460,7 @@ def test_longrope_turns_queries_and_keys_as_vllm_does_with_that_max_model_len(
     monkeypatch.setattr(theirs, "get_current_vllm_config", lambda: configured)
     model = load(save(LONGROPES["phi3"], tmp_path), ranks, max_tokens=max_tokens)
     factors = {name: longrope(6)["rope_parameters"][name] for name in ("short_factor", "long_factor")}
-    rotary = theirs.Phi3LongRoPEScaledRotaryEmbedding(
-        16, 12, CONTEXT, ORIGINAL, 10000.0, True, torch.float32, **factors
-    )
+    rotary = theirs.Phi3LongRoPEScaledRotaryEmbedding(16, 12, CONTEXT, ORIGINAL, 1e4, True, torch.float32, **factors)
     positions = torch.arange(max_tokens)
     queries, keys = torch.randn(2, 1, 2, max_tokens, 16)  # of 2 heads
     cos, sin = model.causal_lm.model.rotary_emb(queries, positions[None])

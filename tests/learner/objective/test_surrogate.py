@@ -65,9 +65,8 @@ def test_ppos_gradient_is_that_of_differences_and_nothing_where_it_holds_back(to
     assume(all(float((ratios - kink).abs().min()) > 1e-4 for kink in (0.8, 1.28, 3.0)))
 
     def loss_of(current: Tensor) -> Tensor:
-        return clipped(
-            ratio(current, other_logprobs=tokens.behaviour), advantages=tokens.advantages, **CLIPS, dual_clip=3.0
-        ).losses
+        ratios = ratio(current, other_logprobs=tokens.behaviour)
+        return clipped(ratios, advantages=tokens.advantages, **CLIPS, dual_clip=3.0).losses
 
     found = gradient(loss_of, tokens.current)
     assert found == pytest.approx(slopes(loss_of, tokens.current), rel=1e-5, abs=1e-6)

@@ -105,9 +105,9 @@ def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_token
 @any_batch
 def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
     clipped = masked = capped = by_sequence = 0.0
+    columns = (tokens.current, tokens.behaviour, tokens.advantages)
     for members in tokens.members:
         for index in members:
-            columns = (tokens.current, tokens.behaviour, tokens.advantages)
             now, then, advantage = (float(column[index]) for column in columns)
             ratio = math.exp(now) / math.exp(then)
             # PPO as OpenAI's Spinning Up writes it: an advantage is worth at most (1 + clip) of itself, a disadvantage
@@ -124,9 +124,7 @@ def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
         ({"correction": "token_mask"}, masked),
         ({"surrogate": "cispo", "correction": "none", "ratio_high": 2.0}, capped),
     ):
-        loss, _ = loss_and_gradient(
-            tokens.current, tokens.behaviour, tokens.advantages, lengths, max_negative_kl=0.0, **changes
-        )
+        loss, _ = loss_and_gradient(*columns, lengths, max_negative_kl=0.0, **changes)
         assert float(loss.loss_sum) == pytest.approx(expected, rel=1e-12, abs=1e-9)
 
 
