@@ -70,7 +70,11 @@ def config_for(folder: Path, *overrides: str) -> Config:
 
 def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> tuple[float, dict[str, Tensor]]:
     """Of one step, and nothing updated; a reward model's head, which begins at 0, is given weights first."""
-    fitted = loaded(goal, config, ranks)
+    fitted = fit_module._load(goal, config, FitOptions(), RunDir(Path("unused"), "run"), ranks=ranks, num_steps=3)
+    if isinstance(fitted.model, RewardModel):
+        with torch.no_grad():
+            torch.manual_seed(1)
+            fitted.model.score.weight.to_local().copy_(torch.randn(1, 32))
     material = fit_module._material(fitted, made)
     if goal == "dpo":  # as if the policy had moved already
         assert material.reference is not None
@@ -80,15 +84,6 @@ def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Examp
     loss = -output_sum / divisor if goal == "sft" else metrics.means()["fit/loss"]
     parameters = [*fitted.model.causal_lm.named_parameters(), *fitted.model.heads()]
     return loss, {name: whole(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
-
-
-def loaded(goal: Goal, config: Config, ranks: Ranks) -> fit_module.Fit:
-    fitted = fit_module._load(goal, config, FitOptions(), RunDir(Path("unused"), "run"), ranks=ranks, num_steps=3)
-    if isinstance(fitted.model, RewardModel):
-        with torch.no_grad():
-            torch.manual_seed(1)
-            fitted.model.score.weight.to_local().copy_(torch.randn(1, 32))
-    return fitted
 
 
 def whole(gradient: Tensor) -> Tensor:
