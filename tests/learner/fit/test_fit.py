@@ -77,17 +77,12 @@ def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Examp
             fitted.model.score.weight.to_local().copy_(torch.randn(1, 32))
     material = fit_module._material(fitted, made)
     if goal == "dpo":  # as if the policy had moved already
-        assert material.reference is not None
         material = replace(material, reference=material.reference - np.linspace(-9, 9, len(made)))
     metrics, weights, divisor = fit_module._weights(fitted, material)
     output_sum = fit_module._backward(fitted, fit_module._with_weights(made, weights), divisor=divisor)
     loss = -output_sum / divisor if goal == "sft" else metrics.means()["fit/loss"]
     parameters = [*fitted.model.causal_lm.named_parameters(), *fitted.model.heads()]
-    return loss, {name: whole(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
-
-
-def whole(gradient: Tensor) -> Tensor:
-    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient  # type: ignore[no-any-return]
+    return loss, {name: each.grad.full_tensor() for name, each in parameters if each.grad is not None}
 
 
 # --- A second way: transformers' own model, one sequence at a time, the loss as it is printed in the paper.

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.batch.pack import pack
 from slipstream.learner.model import packed_model
 from slipstream.learner.model.critic import SharedTrunk, ValueModel
 from slipstream.learner.model.flops import _known_peak
@@ -31,10 +31,6 @@ from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 @pytest.fixture(scope="module")
 def model(tiny: Path, ranks: Ranks) -> PackedModel:
     return load_model(tiny, ranks=ranks, settings=FLOAT32)
-
-
-def logprobs_of(model: PackedModel, sequences: list[TokenSequence]) -> Tensor:
-    return model(pack(sequences)).logprobs
 
 
 def test_kept_sets_reach_the_softmax_of_their_token(model: PackedModel, tiny: Path, device: torch.device) -> None:
@@ -59,8 +55,8 @@ def test_activation_checkpointing_keeps_what_enters_a_layer_and_changes_no_gradi
 ) -> None:
     frugal = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, activation_checkpointing=True))
     sequences = [random_sequence(length, seed=length) for length in (9, 13)]
-    logprobs_of(model, sequences).sum().backward()
-    logprobs_of(frugal, sequences).sum().backward()
+    model(pack(sequences)).logprobs.sum().backward()
+    frugal(pack(sequences)).logprobs.sum().backward()
     torch.testing.assert_close(gradients(frugal), gradients(model), rtol=1e-6, atol=1e-6)
     packed = pack([random_sequence(200, seed=seed) for seed in range(4)])
     assert kept_bytes(frugal, packed) < 0.3 * kept_bytes(model, packed)
@@ -69,10 +65,10 @@ def test_activation_checkpointing_keeps_what_enters_a_layer_and_changes_no_gradi
 def test_offloaded_weights_get_the_same_gradients(model: PackedModel, tiny: Path, ranks: Ranks) -> None:
     offloaded = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, cpu_offload=True))
     sequences = [random_sequence(length, seed=length) for length in (9, 13)]
-    logprobs_of(model, sequences).sum().backward()
+    model(pack(sequences)).logprobs.sum().backward()
     for last in (False, True):  # it hands over every gradient
         expect_backward(offloaded, last=last)
-        logprobs_of(offloaded, [sequences[last]]).sum().backward()
+        offloaded(pack([sequences[last]])).logprobs.sum().backward()
         assert all(parameter.grad is not None for parameter in offloaded.parameters())
     assert {parameter.device.type for parameter in offloaded.parameters()} == {"cpu"}
     torch.testing.assert_close(gradients(offloaded), gradients(model), rtol=1e-5, atol=1e-5)
@@ -80,13 +76,13 @@ def test_offloaded_weights_get_the_same_gradients(model: PackedModel, tiny: Path
 
 def test_one_rank_syncs_the_sum_of_its_gradients_with_the_last_micro_batch(model: PackedModel) -> None:
     first, second = (random_sequence(length, seed=length) for length in (9, 13))
-    logprobs_of(model, [first, second]).sum().backward()
+    model(pack([first, second])).logprobs.sum().backward()
     expected = gradients(model)
     expect_backward(model, last=False)
-    logprobs_of(model, [first]).sum().backward()
+    model(pack([first])).logprobs.sum().backward()
     assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())  # as FSDP lends them out
     expect_backward(model, last=True)
-    logprobs_of(model, [second]).sum().backward()
+    model(pack([second])).logprobs.sum().backward()
     torch.testing.assert_close(gradients(model), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -101,7 +97,7 @@ def test_large_layers_are_groups_of_their_own_with_the_same_gradients(
     for each in (model, grouped):
         for last in (False, True):
             expect_backward(each, last=last)
-            logprobs_of(each, [random_sequence(13, seed=last)]).sum().backward()
+            each(pack([random_sequence(13, seed=last)])).logprobs.sum().backward()
     torch.testing.assert_close(gradients(grouped), gradients(model), rtol=0, atol=0)
 
 
@@ -109,7 +105,7 @@ def test_bfloat16_keeps_weights_logprobs_and_sums_of_gradients_in_float32(tiny: 
     model = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
     sequence = random_sequence(20, seed=4)
     with torch.no_grad():
-        logprobs = logprobs_of(model, [sequence])
+        logprobs = model(pack([sequence])).logprobs
     assert logprobs.dtype == torch.float32
     torch.testing.assert_close(dict(full_tensors(model)), load_file(tiny / "model.safetensors"), rtol=0, atol=0)
     expected = alone(tiny, sequence)[torch.from_numpy(sequence.loss_mask)[1:]]
@@ -118,12 +114,12 @@ def test_bfloat16_keeps_weights_logprobs_and_sums_of_gradients_in_float32(tiny: 
     sequences = [random_sequence(20, seed=seed) for seed in range(4)]
     expected = None
     for sequence in sequences:
-        logprobs_of(model, [sequence]).sum().backward()
+        model(pack([sequence])).logprobs.sum().backward()
         found = gradients(model)
         expected = found if expected is None else [old + new for old, new in zip(expected, found, strict=True)]
     for sequence in sequences:
         expect_backward(model, last=sequence is sequences[-1])
-        logprobs_of(model, [sequence]).sum().backward()
+        model(pack([sequence])).logprobs.sum().backward()
     assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
     torch.testing.assert_close(gradients(model), expected, rtol=1e-6, atol=1e-6)
 

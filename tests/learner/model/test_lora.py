@@ -29,7 +29,8 @@ __all__ = ["any_id"]  # a fixture
 pytestmark = pytest.mark.usefixtures("any_id")
 
 LORA = LoraConfig(rank=4, alpha=12)
-SEQUENCES = [random_sequence(length, seed=length) for length in (9, 13, 40)]
+OPTIM = OptimConfig(lr=1e-2)
+PACKED = pack([random_sequence(length, seed=length) for length in (9, 13, 40)])
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +44,9 @@ def loaded(folder: Path, ranks: Ranks, lora: LoraConfig = LORA, *, dtype: str = 
     return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype=dtype, lora=lora))
 
 
-def logprobs_of(model: PackedModel) -> torch.Tensor:
-    return model(pack(SEQUENCES)).logprobs
-
-
-def optimized(model: PackedModel, ranks: Ranks) -> Learner:
-    return begun(model, ranks, OptimConfig(lr=1e-2))
-
-
 def train(learner: Learner, *, steps: int) -> None:
     for _ in range(steps):
-        backward(-logprobs_of(learner.model).sum(), ranks=learner.ranks, divisor=56)
+        backward(-learner.model(PACKED).logprobs.sum(), ranks=learner.ranks, divisor=56)
         apply_gradient(learner.optimizer, learner.schedule, max_grad_norm=1.0)
 
 
@@ -65,12 +58,12 @@ def shards(model: PackedModel) -> dict[str, torch.Tensor]:
 def test_fresh_adapters_change_no_log_probability_and_no_weight(folder: Path, ranks: Ranks, dtype: str) -> None:
     plain, adapted = loaded(folder, ranks, LoraConfig(), dtype=dtype), loaded(folder, ranks, dtype=dtype)
     if dtype == "float32":
-        assert torch.equal(logprobs_of(adapted), logprobs_of(plain))
+        assert torch.equal(adapted(PACKED).logprobs, plain(PACKED).logprobs)
     torch.testing.assert_close(dict(full_tensors(adapted)), dict(full_tensors(plain)), rtol=0, atol=0)
 
 
 def test_only_adapters_train_and_peft_loads_them_on_their_own(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
-    learner = optimized(loaded(folder, ranks), ranks)
+    learner = begun(loaded(folder, ranks), ranks, OPTIM)
     before = shards(learner.model)
     train(learner, steps=5)
     after = shards(learner.model)
@@ -91,11 +84,11 @@ def test_only_adapters_train_and_peft_loads_them_on_their_own(folder: Path, rank
 def test_the_gradient_is_the_whole_weights_through_the_product(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
     """With G the gradient of the merged weight: that of B is s G A^T, and that of A is s B^T G."""
     model = loaded(folder, ranks)
-    train(optimized(model, ranks), steps=3)
+    train(begun(model, ranks, OPTIM), steps=3)
     save_hf(model, tmp_path / "merged", ranks=ranks)
     whole = loaded(tmp_path / "merged", ranks, LoraConfig())
     for each in (model, whole):
-        logprobs_of(each).sum().backward()
+        each(PACKED).logprobs.sum().backward()
     gradients = {name: parameter.grad.full_tensor() for name, parameter in named_shards(whole)}
     for name, adapter in adapters_of(model.causal_lm).items():
         down, up = adapter.down.full_tensor(), adapter.up.full_tensor()
@@ -105,7 +98,7 @@ def test_the_gradient_is_the_whole_weights_through_the_product(folder: Path, ran
 
 
 def test_a_checkpoint_holds_what_trains_and_resumes_bit_for_bit(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
-    steady, resumed = (optimized(loaded(folder, ranks), ranks) for _ in range(2))
+    steady, resumed = (begun(loaded(folder, ranks), ranks, OPTIM) for _ in range(2))
     train(steady, steps=2)
     path = steady.save(tmp_path, 2)
     with safe_open(next(path.glob("*.safetensors")), "pt") as file:

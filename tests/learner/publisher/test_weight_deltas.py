@@ -42,11 +42,11 @@ def nudged(tensors: Tensors, *, seed: int, one_in: int = 100) -> Tensors:
     return changed
 
 
-def nudged_versions(count: int) -> list[Tensors]:
+def nudged_versions(count: int, *, one_in: int = 100) -> list[Tensors]:
     """As many versions, each nudged from the one before; the index is the version."""
     versions = [weights(0)]
     while len(versions) < count:
-        versions.append(nudged(versions[-1], seed=len(versions)))
+        versions.append(nudged(versions[-1], seed=len(versions), one_in=one_in))
     return versions
 
 
@@ -118,10 +118,8 @@ def test_weights_that_stay_as_they_are_make_no_longer_manifest() -> None:
 
 
 def test_a_version_is_an_anchor_when_a_newcomer_would_pull_more_in_deltas_than_in_whole_weights() -> None:
-    versions = [weights(0)]
-    for seed in range(6):
-        versions.append(nudged(versions[-1], seed=seed, one_in=5))  # in both bytes: four tenths of the whole
-    with history(versions, anchor_every=100) as past:
+    # One element in five, in both of its bytes: four tenths of the whole.
+    with history(nudged_versions(7, one_in=5), anchor_every=100) as past:
         anchors = [number for number, manifest in enumerate(past.manifests) if manifest.anchor is None]
     assert anchors == [0, 3, 6] and len(past.manifests) == 7
 

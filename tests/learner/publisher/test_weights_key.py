@@ -49,22 +49,18 @@ def test_a_key_is_of_the_environment_or_a_file_and_never_shown(tmp_path: Path, m
     assert key.secret.decode() not in repr(key)
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
+def test_a_file_without_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "")
+    key = tmp_path / "key"
+    for content, why in (
         (None, "cannot be read: No such file"),
         (b"\xff" * 40, "cannot be read: 'utf-8' codec can't decode"),
         (b"\n", "is empty"),  # as `slipstream access key` leaves it on a full disk
-    ],
-)
-def test_a_file_without_a_key_is_named(
-    content: bytes | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "")
-    if content is not None:
-        (tmp_path / "key").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"`weights.key_file` {tmp_path}/key {why}.*; `slipstream access key` makes"):
-        load_key(str(tmp_path / "key"))
+    ):
+        if content is not None:
+            key.write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"`weights.key_file` {key} {why}.*; `slipstream access key` makes"):
+            load_key(str(key))
 
 
 @pytest.mark.parametrize("secret", ["short", "\udcff" * 5])
