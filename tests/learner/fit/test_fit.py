@@ -1,6 +1,5 @@
 """Fitting to recorded conversations: each gradient against a second way to it, whatever the batch was cut into."""
 
-import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,7 +161,7 @@ def be_one_of_two(ranks: Ranks, model: str) -> None:
     fit_module.check_export = lambda *_, **__: None  # of this process: it starts another, with all imports, each time
     for goal in GOALS:
         train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
-        together = dataclasses.replace(ranks, context=context_of(2, 2))
+        together = replace(ranks, context=context_of(2, 2))
         train(goal, folder, folder.parent / f"{goal}_on_two_together", together)
 
 

@@ -85,27 +85,16 @@ def test_32768_tokens_take_a_fraction_of_the_memory_of_such_a_matrix(dtype: torc
 
 
 def test_flash_attention_without_grouped_queries_gets_as_many_keys_as_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch 2.11's function has no `enable_gqa`; this one stands in for it on a CPU, with its signature."""
+    """PyTorch 2.11's function has no `enable_gqa`; this one stands in for it on a CPU, and takes what it takes."""
 
-    def varlen(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seq_q: Tensor,
-        cu_seq_k: Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        return_aux: None = None,
-        scale: float | None = None,
-        window_size: tuple[int, int] = (-1, -1),
-    ) -> Tensor:
+    def varlen(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *bounds: object, **named: object) -> Tensor:
+        assert len(bounds) == 3 and named.keys() <= {"return_aux", "scale", "window_size"}
         assert query.shape[1] == key.shape[1] == value.shape[1]
         parts = [
             F.scaled_dot_product_attention(
                 *(each[start:stop].transpose(0, 1) for each in (query, key, value)), is_causal=True
             )
-            for start, stop in zip(cu_seq_q.tolist(), cu_seq_q.tolist()[1:], strict=False)
+            for start, stop in zip(starts.tolist(), starts.tolist()[1:], strict=False)
         ]
         return torch.cat(parts, dim=1).transpose(0, 1)
 

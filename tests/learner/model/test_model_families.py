@@ -62,6 +62,7 @@ ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_siz
 ROUTED |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "num_key_value_heads": 2}
 LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+CHUNKED = EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48}
 INDEXED = ROUTED | LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 # Else each layer has an embedding of its own of 262,144 tokens, half a gigabyte in all.
@@ -202,10 +203,7 @@ REFUSED = {
     # more in the attention than scores of queries and keys
     **refused("its attention needs softcap", each_of("gemma2", sliding_window=WINDOW)),
     **refused("its attention needs attention_mask", each_of("doge")),
-    "llama4": (
-        Family("llama4_text", EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48}),
-        "attends within chunks of a sequence",
-    ),
+    "llama4": (Family("llama4_text", CHUNKED), "attends within chunks of a sequence"),
     "deepseek_v32": (Family("deepseek_v32", INDEXED, without=("head_dim",)), "tokens that an index of its own chooses"),
     # logits that are capped
     **refused(DIFFERS, each_of("nanochat")),
