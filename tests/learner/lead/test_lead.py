@@ -204,10 +204,8 @@ def test_the_tally_of_a_checkpoint_that_never_was_durable_is_not_used(place: Pla
     first.prepare_checkpoint(after(2))
     first.close()
     assert tally_at(1, place.dir).lag == {"0": 2} and tally_at(2, place.dir).lag == {"0": 4}
-    following = place.dir.next_tally.read_bytes()
-    place.dir.next_tally.write_bytes(following[:-1])
+    place.dir.next_tally.write_bytes(place.dir.next_tally.read_bytes()[:-1])
     assert tally_at(1, place.dir).lag == {"0": 2}, "the next tally is not needed, so its damage does not matter"
-    place.dir.next_tally.write_bytes(following)
     place.dir.next_tally.unlink()
     lacking = tally_at(2, place.dir)
     assert (lacking.durable_step, lacking.lag) == (2, {"0": 2})
@@ -224,20 +222,15 @@ def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor
     assert not place.dir.tally.exists()
 
 
-def test_a_resumed_learner_uses_versions_above_all_published_and_records_the_skipped(place: Place, lead: Lead) -> None:
-    begun = msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4)
-    assert lead.with_fresh_version(START) == START  # nothing was ever published
+def test_no_version_number_is_used_twice_and_skipped_ones_are_no_lag_also_on_an_emptied_server(place: Place) -> None:
+    first = place.begin()
+    assert first.with_fresh_version(START) == START  # nothing was ever published
     Bulletin(place.client, place.run_id).announce(empty_offer(9))
-    fresh = lead.with_fresh_version(begun)
+    fresh = first.with_fresh_version(msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4))
     assert (fresh.step, fresh.policy_version) == (5, 10)
     assert fresh.lags(np.array([3, 5, 9, 10], np.int32)).tolist() == [2, 0, 0, 0]
-
-
-def test_no_version_number_is_used_twice_after_a_server_was_emptied(place: Place) -> None:
-    """Actors still serve version 14, which is younger than the checkpoint."""
-    first = place.begin()
     first.prepare_checkpoint(START)()
-    first.reserve_version(14)
+    first.reserve_version(14)  # which actors still serve, and which is younger than the checkpoint
     first.close()
     place.client.flushdb()
     at_ten = msgspec.structs.replace(START, step=10, policy_version=10, highest_published=10)
