@@ -196,7 +196,6 @@ def test_mcts_asks_the_critic_in_every_new_state(guess: Config, scorer: RewardSc
 async def test_a_served_critic_has_the_same_values_and_is_no_part_of_a_reward(run: Run, scorer: RewardScorer) -> None:
     state, here = before(run.episodes[0], 1), scored_here(scorer)
     episode = replace(episode_of(), scored=ScoredEpisode.of(run.episodes[0]))
-
     async with listening(scorer) as url:
         client = RewardClient(url=url, reads=reads(scorer))
         card = await client.card()

@@ -80,9 +80,9 @@ def test_an_export_to_a_full_disk_names_the_file_and_does_not_look_whole(tmp_pat
     assert not (tmp_path / "export" / "config.json").exists()
 
 
-def save_source(folder: Path, *, rope: dict[str, object], form: int) -> Path:
+def save_source(folder: Path, *, rope: str, form: int) -> Path:
     """A tiny model in bfloat16, with the files that transformers of major version `form` writes."""
-    save_tiny_model(folder, rope_parameters={"rope_theta": 1e6, **rope}, bos_token_id=1)
+    save_tiny_model(folder, rope_parameters={"rope_theta": 1e6, "rope_type": rope, **ROPES[rope]}, bos_token_id=1)
     merging_tokenizer(CHATML).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
     if form == 4:
@@ -96,14 +96,10 @@ def save_source(folder: Path, *, rope: dict[str, object], form: int) -> Path:
     return folder
 
 
-@pytest.fixture(params=ROPES)
-def rope(request: pytest.FixtureRequest) -> dict[str, object]:
-    return {"rope_type": request.param, **ROPES[request.param]}
-
-
+@pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("form", [4, 5])
 def test_a_folder_has_the_files_of_its_source_and_the_keys_that_both_versions_of_transformers_read(
-    tmp_path: Path, ranks: Ranks, rope: dict[str, object], form: int
+    tmp_path: Path, ranks: Ranks, rope: str, form: int
 ) -> None:
     source, export = save_source(tmp_path / "source", rope=rope, form=form), tmp_path / "export"
     save_hf(loaded(source, ranks), export, ranks=ranks)
@@ -114,7 +110,8 @@ def test_a_folder_has_the_files_of_its_source_and_the_keys_that_both_versions_of
     if form == 4:
         assert after["config.json"] == before["config.json"].replace(b'"bfloat16"', b'"float32"')
     config = json.loads(after["config.json"])
-    assert config["rope_theta"] == 1e6 and (config.get("rope_scaling") or {"rope_type": "default"}) == rope
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    assert config["rope_theta"] == 1e6 and scaling == {"rope_type": rope, **ROPES[rope]}
     assert json.loads(after["tokenizer_config.json"])["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
@@ -128,9 +125,9 @@ LOADED = [
 ]
 
 
-@pytest.mark.parametrize(("rope", "form", "version"), LOADED, indirect=["rope"])
+@pytest.mark.parametrize(("rope", "form", "version"), LOADED)
 def test_every_version_of_transformers_computes_with_a_folder_what_the_learner_does(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, rope: dict[str, object], form: int, version: int
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, rope: str, form: int, version: int
 ) -> None:
     if version == 4:
         if not TRANSFORMERS_4:
@@ -159,7 +156,7 @@ OTHER_LOGPROBS = r"differs from the learner by .* nats a token, .* at most \(all
 def test_a_folder_that_is_another_model_is_a_fault_that_says_how(
     tmp_path: Path, ranks: Ranks, file: str, changes: dict[str, object], fault: str
 ) -> None:
-    source, export = save_source(tmp_path / "source", rope={"rope_type": "default"}, form=4), tmp_path / "export"
+    source, export = save_source(tmp_path / "source", rope="default", form=4), tmp_path / "export"
     model = loaded(source, ranks)
     save_hf(model, export, ranks=ranks)
     (export / file).write_text(json.dumps(json.loads((export / file).read_text()) | changes))

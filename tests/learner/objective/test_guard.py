@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from slipstream.common.config.config import load_config
 from slipstream.common.config.objective_config import ObjectiveConfig
@@ -71,9 +72,7 @@ def test_of_all_that_went_wrong_at_most_what_one_trajectory_is_worth_is_left() -
     assert trajectory_ess(torch.zeros(3), num_tokens=torch.zeros(3)) == 1.0  # the correction left nothing
 
 
-def loss_of(
-    log_ratios: torch.Tensor, advantages: torch.Tensor, sequences: Sequences, objective: ObjectiveConfig
-) -> PolicyLoss:
+def loss_of(log_ratios: Tensor, advantages: Tensor, sequences: Sequences, objective: ObjectiveConfig) -> PolicyLoss:
     behaviour = torch.full_like(log_ratios, -25.0)
     current = (behaviour + log_ratios).requires_grad_()
     tokens = loss_tokens(current, behaviour, advantages, sequences=sequences)

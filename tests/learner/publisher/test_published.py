@@ -80,10 +80,8 @@ def test_a_part_of_the_folder_alone_is_left_out_but_no_published_tensor(model: P
     (folder / "model.safetensors").rename(folder / "most.safetensors")  # without an index every file counts
     known = ModelFolder(folder, dtype=torch.bfloat16, tied=True)
     known.check(manifest)
-    names = [entry.name for entry in manifest.tensors]
     for missing in ("model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"):
         fewer = [entry for entry in manifest.tensors if entry.name != missing]
-        assert missing in names
         with pytest.raises(WeightsUnfit, match=f"1 tensors differ, the first is {missing}"):
             known.check(msgspec.structs.replace(manifest, tensors=fewer))
     foreign = msgspec.structs.replace(manifest.tensors[0], name="visual.weight")
