@@ -13,10 +13,8 @@ def empty_offer(policy_version: int, *, learner_epoch: int = 1 << 43, root: str 
     return Offer(manifest=manifest, pull_endpoint=pull_endpoint)
 
 
-def publisher_settings(
-    redis_url: str, run_id: str, entries: Sequence[TensorEntry], *, learner_epoch: int = 0, **others: Any
-) -> PublisherSettings:
+def publisher_settings(redis_url: str, run_id: str, entries: Sequence[TensorEntry], **others: Any) -> PublisherSettings:
     """Those of a publisher on this machine; without `others` each version is an anchor."""
-    usual = {"anchor_every": 1, "broadcast_timeout_s": 20.0}
+    usual = {"learner_epoch": 0, "anchor_every": 1, "broadcast_timeout_s": 20.0}
     place = {"redis_url": redis_url, "run_id": run_id, "host": "127.0.0.1"}
-    return PublisherSettings(entries=list(entries), learner_epoch=learner_epoch, **place, **(usual | others))
+    return PublisherSettings(entries=list(entries), **place, **(usual | others))
