@@ -140,7 +140,8 @@ class Plane:
         return self.bulletin.latest()
 
     def wait_for(self, version: int) -> None:
-        wait_until(lambda: latest_version(self.bulletin) == version, f"version {version}")
+        bulletin = self.bulletin
+        wait_until(lambda: latest_version(bulletin) == version, f"version {version}")
 
 
 def latest_version(bulletin: Bulletin) -> int:
