@@ -16,67 +16,39 @@ from tests.envhub.env_cases import Case, said
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 
 NS = "http://rdf.freebase.com/ns/"
+MAKES, USED_IN = "computer.maker.makes", "computer.processor.used_in"
+DESIGNER, YEAR = "computer.computer.designer", "computer.computer.year"
 TRIPLES = [
-    ("m.apple", "computer.maker.makes", "m.mac1"),
-    ("m.apple", "computer.maker.makes", "m.mac2"),
-    ("m.apple", "computer.maker.makes", "m.mac3"),
-    ("m.68040", "computer.processor.used_in", "m.mac2"),
-    ("m.68040", "computer.processor.used_in", "m.mac3"),
-    ("m.68040", "computer.processor.used_in", "m.next"),
-    ("m.mac2", "computer.computer.designer", "m.ann"),
-    ("m.mac3", "computer.computer.designer", "m.bob"),
-    ("m.mac1", "computer.computer.year", 1984),
-    ("m.mac2", "computer.computer.year", 1990),
-    ("m.mac3", "computer.computer.year", 1993),
+    *(("m.apple", MAKES, "m.mac1"), ("m.apple", MAKES, "m.mac2"), ("m.apple", MAKES, "m.mac3")),
+    *(("m.68040", USED_IN, "m.mac2"), ("m.68040", USED_IN, "m.mac3"), ("m.68040", USED_IN, "m.next")),
+    *(("m.mac2", DESIGNER, "m.ann"), ("m.mac3", DESIGNER, "m.bob")),
+    *(("m.mac1", YEAR, 1984), ("m.mac2", YEAR, 1990), ("m.mac3", YEAR, 1993)),
     ("m.apple", "type.object.secret", "m.not_in_the_ontology"),
 ]
+MACS, USES = f"get_neighbors(m.apple,{MAKES})", f"get_neighbors(m.68040,{USED_IN})"
+ANN = {"answer_type": "Entity", "answer_argument": "m.ann", "entity_name": "Ann"}
+BOB = {"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"}
 QUESTIONS: list[dict[str, Any]] = [  # as in std.json
     {
         "question": "how many mac models used motorola 68040 processors?",
-        "qid": "1_grailqa",
-        "source": "grailqa",
         "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"},
-        "s_expression": "(COUNT ...)",
-        "actions": [
-            "get_relations(m.apple)",
-            "get_neighbors(m.apple,computer.maker.makes)",
-            "get_relations(m.68040)",
-            "get_neighbors(m.68040,computer.processor.used_in)",
-            "intersection(#0,#1)",
-            "count(#2)",
-        ],
+        "actions": ["get_relations(m.apple)", MACS, "get_relations(m.68040)", USES, "intersection(#0,#1)", "count(#2)"],
         "answer": [{"answer_type": "Value", "answer_argument": "2"}],
     },
     {
         "question": "who designed them?",
-        "qid": "2_grailqa",
-        "source": "grailqa",
         "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"},
-        "s_expression": "(AND ...)",
-        "actions": [
-            "get_neighbors(m.apple,computer.maker.makes)",
-            "get_neighbors(m.68040,computer.processor.used_in)",
-            "intersection(#0,#1)",
-            "get_neighbors(#2,computer.computer.designer)",
-        ],
-        "answer": [
-            {"answer_type": "Entity", "answer_argument": "m.ann", "entity_name": "Ann"},
-            {"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"},
-        ],
+        "actions": [MACS, USES, "intersection(#0,#1)", f"get_neighbors(#2,{DESIGNER})"],
+        "answer": [ANN, BOB],
     },
     {
         "question": "who designed the latest?",
         "qid": "3_grailqa",
         "source": "grailqa",
-        "entities": {"mac": "m.apple"},
         "s_expression": "(ARGMAX ...)",
-        "actions": [
-            "get_neighbors(m.apple,computer.maker.makes)",
-            "get_attributes(#0)",
-            "argmax(#0,computer.computer.year)",
-            "get_neighbors(#1,computer.computer.designer)",
-        ],
-        "answer": [{"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"}],
+        "entities": {"mac": "m.apple"},
+        "actions": [MACS, "get_attributes(#0)", f"argmax(#0,{YEAR})", f"get_neighbors(#1,{DESIGNER})"],
+        "answer": [BOB],
     },
 ]
 CHECKS = [*USUAL, contract.test_the_expert_solves_its_tasks]
@@ -101,66 +73,40 @@ def sparql_url() -> Iterator[str]:
 def options(sparql_url: str, tmp_path: Path) -> dict[str, str]:
     path = tmp_path / "std.json"
     path.write_text(json.dumps(QUESTIONS))
-    relations = ["computer.maker.makes", "computer.processor.used_in", "computer.computer.designer"]
-    vocabulary = {"relations": relations, "attributes": ["computer.computer.year"], "classes": []}
+    vocabulary = {"relations": [MAKES, USED_IN, DESIGNER], "attributes": [YEAR], "classes": []}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "fb_roles").write_text(
-        "computer.maker computer.maker.makes computer.computer\n"
-        "computer.processor computer.processor.used_in computer.computer\n"
-        "computer.computer computer.computer.designer people.person\n"
+        f"computer.maker {MAKES} computer.computer\ncomputer.processor {USED_IN} computer.computer\n"
+        f"computer.computer {DESIGNER} people.person\n"
     )
     return {"train": str(path), "held_out": str(path), "ontology": str(tmp_path), "sparql_url": sparql_url}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_agentbench_kg_keeps_the_contract(check: Callable[..., None], options: dict[str, str]) -> None:
-    case = Case(
-        name="agentbench_kg",
-        max_turns=10,
-        noisy_success=0,
-        options=options,
-        share=0.03,
-        samples=("get_relations(m.apple)",),
-    )
-    keeps(check, case)
+    keeps(check, Case("agentbench_kg", 10, 0, options, share=0.03, samples=("get_relations(m.apple)",)))
 
 
 def test_tools_tell_kinds_and_what_agentbench_lets_be_used(options: dict[str, str]) -> None:
-    opening, *observations = acted(
-        "agentbench_kg",
-        options,
-        2,
-        [
-            "get_relations(m.apple)",
-            "get_neighbors(m.apple, computer.maker.makes)",
-            "get_attributes(#0)",
-            "argmin(#0, computer.computer.year)",
-            "get_relations(#1)",
-            "count(#0)",
-            "get_neighbors(m.apple, computer.maker.makes)",
-        ],
-    )
-    assert said(opening) == "who designed the latest?\nEntities: mac: m.apple"
-    assert list(map(said, observations)) == [
-        "computer.maker.makes",
-        "#0 computer.computer",
-        "computer.computer.year",
-        "#1 computer.computer",
-        "none",
-        "#2 type.int",
-        "#0 computer.computer",
+    calls = [
+        ("get_relations(m.apple)", MAKES),
+        (f"get_neighbors(m.apple, {MAKES})", "#0 computer.computer"),
+        ("get_attributes(#0)", YEAR),
+        (f"argmin(#0, {YEAR})", "#1 computer.computer"),
+        ("get_relations(#1)", "none"),
+        ("count(#0)", "#2 type.int"),
+        (f"get_neighbors(m.apple, {MAKES})", "#0 computer.computer"),
     ]
+    opening, *observations = acted("agentbench_kg", options, 2, [action for action, _ in calls])
+    assert said(opening) == "who designed the latest?\nEntities: mac: m.apple"
+    assert list(map(said, observations)) == [answer for _, answer in calls]
 
 
 def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
     ways = {
-        ("get_neighbors(m.apple, computer.maker.makes)", "get_neighbors(#0, computer.computer.designer)"): 1.0,
-        (
-            "get_neighbors(m.apple, computer.maker.makes)",
-            "argmax(#0, computer.computer.year)",
-            "get_neighbors(#1, computer.computer.designer)",
-        ): 2 / 3,
-        ("get_neighbors(m.apple, computer.maker.makes)",): 0.0,
+        (MACS, f"get_neighbors(#0, {DESIGNER})"): 1.0,
+        (MACS, f"argmax(#0, {YEAR})", f"get_neighbors(#1, {DESIGNER})"): 2 / 3,
+        (MACS,): 0.0,
     }
     for way, score in ways.items():
         end = acted("agentbench_kg", options, 1, [*way, f"answer(#{len(way) - 1})"])[-1]
@@ -172,31 +118,19 @@ def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        "get_neighbors(m.apple, type.object.secret)",
-        "get_neighbors(m.nothing, computer.maker.makes)",
-        "count(m.apple)",
-        "intersection(#0, #9)",
-        "intersection(#0, #1)",
-        "get_relations(m.x } UNION { ?x ?r ?o)",
-        "answer(m.apple)",
-        "get_relations(http://example.com)",
-        "argmax(#0, computer.maker.makes)",
-        "get_relations(#1)",
-        "count(#1)",
-        "answer(#-1)",
+        *("get_neighbors(m.apple, type.object.secret)", f"get_neighbors(m.nothing, {MAKES})", "count(m.apple)"),
+        *("intersection(#0, #9)", "intersection(#0, #1)", "get_relations(m.x } UNION { ?x ?r ?o)", "answer(m.apple)"),
+        *("get_relations(http://example.com)", f"argmax(#0, {MAKES})", "get_relations(#1)", "count(#1)", "answer(#-1)"),
     ],
 )
 def test_what_makes_no_sense_is_refused_or_gives_nothing(options: dict[str, str], action: str) -> None:
-    observation = acted(
-        "agentbench_kg", options, 0, ["get_neighbors(m.apple, computer.maker.makes)", "count(#0)", action]
-    )[-1]
+    observation = acted("agentbench_kg", options, 0, [MACS, "count(#0)", action])[-1]
     assert not observation.done
     assert not observation.valid_action or said(observation) == "nothing"
 
 
 def test_a_program_does_not_grow_without_end(options: dict[str, str]) -> None:
-    grown = ["get_neighbors(m.apple, computer.maker.makes)", "get_neighbors(m.68040, computer.processor.used_in)"]
-    grown += [f"intersection(#{number}, #{number + 1})" for number in range(12)]
+    grown = [MACS, USES, *(f"intersection(#{number}, #{number + 1})" for number in range(12))]
     observations = acted("agentbench_kg", options, 0, grown)[1:]
     assert [o.valid_action for o in observations].index(False) == 8  # by then a program would have 109 calls
 
