@@ -47,7 +47,7 @@ class Case:
         return make_env(self.name, self.options)
 
     def task(self, split: str, index: int) -> Task:
-        return Task(env=self.name, split=split, index=index)
+        return task_of(self.name, index, split)
 
     @property
     def has_rules(self) -> bool:
@@ -65,6 +65,7 @@ TOOLS = Case("tools", 60, 0.95, is_spaced=False, samples=TOOL_SAMPLES)
 # Their commands run in the sandbox.
 SLOW = Case("shell", 10, 0.95, is_spaced=False, share=0.015, max_walk=2)
 FULL, SMALL = {"profile": "full"}, {"profile": "small"}
+PROGRAMS, HARD = (*LOOKS, "python print(1)"), {"level": 3} | FULL
 CASES = [
     Case("shop", 40, 0.6),
     Case("shop", 60, 0.6, FULL, share=0.05, other_options=SMALL),
@@ -84,15 +85,7 @@ CASES = [
     Case("web", 150, 0.25, {"errands": 3} | FULL, share=0.03, other_options={}),
     Case("research", 40, 0.95, samples=LOOKS, other_options={"pages": 12}, share=0.1),
     Case("research", 40, 0.95, {"level": 2, "pages": 48}, samples=LOOKS, share=0.05),
-    replace(
-        SLOW,
-        name="research",
-        max_turns=40,
-        options={"level": 3} | FULL,
-        other_options={},
-        max_walk=3,
-        samples=(*LOOKS, "python print(1)"),
-    ),
+    replace(SLOW, name="research", max_turns=40, max_walk=3, samples=PROGRAMS, options=HARD, other_options={}),
     replace(SQL, distinct=0.45, other_options={"level": 2}),
     replace(SQL, distinct=0.6, options={"level": 3} | SMALL),
     replace(TOOLS, other_options={"errands": 1}),
@@ -101,6 +94,10 @@ CASES = [
     replace(SLOW, name="code", samples=CODE_SAMPLES, other_options={"steps": 1}),
     replace(SLOW, name="swe", max_turns=40, share=0.01, samples=GIT_SAMPLES, other_options={"files": 1}),
 ]
+
+
+def task_of(env: str, index: int = 0, split: str = "train") -> Task:
+    return Task(env=env, split=split, index=index)
 
 
 def offered(env: Env, case: Case) -> list[str]:

@@ -4,15 +4,14 @@ import random
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.code.code import CodeWorld, make_code
 from slipstream.envhub.code.code_task import OPERATIONS, PRINTS, draw_problem
 from slipstream.envhub.isolation.sandbox import Limits
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 
 def world(index: int = 0, *, split: str = "train", num_steps: int = 2) -> CodeWorld:
-    return make_code(Task(env="code", split=split, index=index), num_steps=num_steps)
+    return make_code(task_of("code", index, split), num_steps=num_steps)
 
 
 def time_is_limited(monkeypatch: pytest.MonkeyPatch, wall_s: float) -> None:

@@ -1,10 +1,8 @@
 """Craft: which items `get` gives, what a craft uses up, and when the goal is made."""
 
-import asyncio
-
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.craft import CraftState, CraftWorld, Recipe, make_craft
-from slipstream.envhub.world import Change, tried
+from slipstream.envhub.world import Change
+from tests.envhub import env_cases
 
 WORLD = CraftWorld(
     goal="table",
@@ -17,7 +15,7 @@ WORLD = CraftWorld(
 
 
 def act(held: dict[str, int], action: str) -> Change[CraftState]:
-    return asyncio.run(tried(WORLD, CraftState(held=held), action))
+    return env_cases.act(WORLD, action, CraftState(held=held))
 
 
 def test_get_gives_only_raw_items_and_at_most_nine_at_once() -> None:
@@ -38,13 +36,9 @@ def test_a_recipe_must_match_exactly_but_in_any_order_of_ingredients() -> None:
     made = act(held, "craft 1 table using 1 nail, 3 plank")
     assert (made.over, made.score, made.state.held) == (True, 1.0, {"table": 1})
     for wrong in (
-        "craft 1 table using 3 plank",
-        "craft 1 table using 3 plank, 1 nail, 1 log",
-        "craft 1 table using 1 nail, 1 nail",
-        "craft 1 table using 2 plank, 1 nail",
-        "craft 2 table using 3 plank, 1 nail",
-        "craft 1 plank using 1 log",
-        "craft 1 moon using 1 log",
+        *("craft 1 table using 3 plank", "craft 1 table using 3 plank, 1 nail, 1 log"),
+        *("craft 1 table using 1 nail, 1 nail", "craft 1 table using 2 plank, 1 nail"),
+        *("craft 2 table using 3 plank, 1 nail", "craft 1 plank using 1 log", "craft 1 moon using 1 log"),
     ):
         assert (act(held, wrong).text, act(held, wrong).valid) == ("no such recipe", False)
     assert act({"plank": 2, "nail": 1}, "craft 1 table using 3 plank, 1 nail").text == "not enough"
@@ -57,7 +51,7 @@ def test_the_inventory_lists_the_items() -> None:
 
 def test_depth_is_the_number_of_crafts_in_a_row() -> None:
     for depth in (1, 2, 3, 4):
-        world = make_craft(Task(env="craft", split="train", index=5), depth=depth)
+        world = make_craft(env_cases.task_of("craft", 5), depth=depth)
         assert len(world.recipes) == depth + 2
 
         def height(item: str, recipes: dict[str, Recipe] = world.recipes) -> int:

@@ -3,11 +3,10 @@
 import asyncio
 import random
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.grid.bandit import make_bandit
 from slipstream.envhub.grid.board import BoardState, BoardWorld, _moved, distances_of, make_board
 from slipstream.envhub.grid.grid import make_grid_env
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 
 def board(text: str, size: int, state: BoardState) -> BoardWorld:
@@ -40,7 +39,7 @@ def test_a_hole_ends_the_episode_with_score_0() -> None:
     env = make_grid_env(game="frozen_lake", size=6)
     falls = 0
     for index in range(40):
-        asyncio.run(env.reset(Task(env="grid", split="train", index=index)))
+        asyncio.run(env.reset(task_of("grid", index)))
         rng = random.Random(index)
         for _ in range(60):
             observation = asyncio.run(env.step(rng.choice(["up", "down", "left", "right"])))
@@ -53,7 +52,7 @@ def test_a_hole_ends_the_episode_with_score_0() -> None:
 
 
 def test_ice_slips_the_same_way_every_time() -> None:
-    task = Task(env="grid", split="train", index=1)
+    task = task_of("grid", 1)
     lakes = [make_board(task, game="frozen_lake", size=8) for _ in range(2)]
     assert lakes[0].slips == lakes[1].slips != {}
     assert make_board(task, game="maze", size=8).slips == {}
@@ -61,7 +60,7 @@ def test_ice_slips_the_same_way_every_time() -> None:
 
 def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
     for index in range(20):
-        bandit = make_bandit(Task(env="grid", split="train", index=index))
+        bandit = make_bandit(task_of("grid", index))
         averages = {arm: sum(pays) / len(pays) for arm, pays in bandit.pays.items()}
         assert max(averages, key=averages.__getitem__) == bandit.best
         kept = {arm: act(bandit, f"keep {arm}") for arm in bandit.arms}
@@ -70,7 +69,7 @@ def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
 
 
 def test_a_bandit_pays_in_a_fixed_order_and_starts_again_after_the_last_payout() -> None:
-    bandit = make_bandit(Task(env="grid", split="train", index=0))
+    bandit = make_bandit(task_of("grid", 0))
     arm, state, paid = bandit.arms[0], bandit.first, []
     for _ in range(17):
         change = act(bandit, f"pull {arm}", state)

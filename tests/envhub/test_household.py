@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.household.house import HAND, State, act, admissible, is_won
 from slipstream.envhub.household.household import HouseholdEnv
 from slipstream.envhub.household.household_task import TASK_TYPES, Goal, Room, kind_of, make_room
+from tests.envhub.env_cases import task_of
 
 HELD = ("go to desk 1", "take mug 1 from desk 1")
 CLEANED = ("go to sinkbasin 1", "clean mug 1 with sinkbasin 1")
@@ -160,7 +160,7 @@ def test_a_treated_object_wins_and_an_untreated_one_does_not(task_type: str, fie
 
 
 def test_every_task_type_is_drawn_and_can_be_configured_alone() -> None:
-    tasks = [Task(env="household", split="train", index=index) for index in range(200)]
+    tasks = [task_of("household", index) for index in range(200)]
     made = {make_room(task, profile="small", task_types=TASK_TYPES).goal.task_type for task in tasks}
     assert made == set(TASK_TYPES)
     for task_type in TASK_TYPES:
@@ -171,7 +171,7 @@ def test_every_task_type_is_drawn_and_can_be_configured_alone() -> None:
 @pytest.mark.parametrize("profile", ["small", "full"])
 def test_no_task_is_won_at_its_start_and_its_text_names_no_receptacle(profile: str) -> None:
     for index in range(200):
-        here = make_room(Task(env="household", split="train", index=index), profile=profile, task_types=TASK_TYPES)
+        here = make_room(task_of("household", index), profile=profile, task_types=TASK_TYPES)
         assert not is_won(here, State(places=here.objects))
         numbered = [name for name in here.objects if name in here.sentence]
         told = [name for name in here.receptacles if name in here.sentence]
@@ -181,7 +181,7 @@ def test_no_task_is_won_at_its_start_and_its_text_names_no_receptacle(profile: s
 
 
 def test_the_order_of_task_types_does_not_matter() -> None:
-    task = Task(env="household", split="train", index=3)
+    task = task_of("household", 3)
     one = asyncio.run(HouseholdEnv(task_types=["pick_two_obj", "pick_and_place"]).reset(task))
     other = asyncio.run(HouseholdEnv(task_types=["pick_and_place", "pick_two_obj"]).reset(task))
     assert one == other

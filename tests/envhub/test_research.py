@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.file_tree import file as file_of
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
@@ -15,13 +14,13 @@ from slipstream.envhub.research.corpus import LINKS, Page
 from slipstream.envhub.research.corpus_question import ENDINGS
 from slipstream.envhub.research.research import ResearchState, ResearchWorld, make_research
 from slipstream.envhub.world import InvalidAction
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
 
 
 def world(level: int = 2, index: int = 0) -> ResearchWorld:
-    return make_research(Task(env="research", split="train", index=index), level=level, num_pages=24)
+    return make_research(task_of("research", index), level=level, num_pages=24)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ import random
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.file_tree import file, folder
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 from slipstream.envhub.shell.action import Act, parse_act, write_bash
 from slipstream.envhub.shell.shell import ShellState, ShellWorld, make_shell
 from slipstream.envhub.shell.shell_task import PROCESSES, READS, WRITES, Job, draw_tree
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_the_bash_of_every_job_gives_its_result(draw) -> None:  # type: ignore[n
 
 
 def world(kind: str, index: int = 2) -> ShellWorld:
-    return make_shell(Task(env="shell", split="train", index=index), kind=kind)
+    return make_shell(task_of("shell", index), kind=kind)
 
 
 def test_an_answer_must_be_exact_and_a_change_complete() -> None:

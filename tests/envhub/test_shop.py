@@ -17,6 +17,7 @@ from slipstream.envhub.shop.products import Goal, Kind, Product, Store
 from slipstream.envhub.shop.purchase_reward import purchase_reward, type_reward
 from slipstream.envhub.shop.shop import PROFILES, ShopEnv, ShopWorld
 from slipstream.envhub.shop.small import make_small_store
+from tests.envhub.env_cases import task_of
 
 DESK_LAMP = Kind(name="desk lamp", category=("home", "lighting", "desk lamp"))
 FLOOR_LAMP = Kind(name="floor lamp", category=("home", "lighting", "floor lamp"))
@@ -66,10 +67,6 @@ def walk(*actions: str, page_size: int = 4, ranked: bool = False) -> Page:
         assert following is not None, action
         page = following
     return page
-
-
-def train(index: int) -> Task:
-    return Task(env="shop", split="train", index=index)
 
 
 def test_bm25_scores_equal_hand_computed_ones_and_the_best_is_first() -> None:
@@ -164,7 +161,7 @@ def test_the_expert_buys_a_product_with_one_value_in_two_options() -> None:
 
 def test_a_partly_correct_purchase_earns_a_partial_reward_and_is_not_a_success() -> None:
     env = ShopEnv()
-    asyncio.run(env.reset(train(0)))
+    asyncio.run(env.reset(task_of("shop", 0)))
     for action in ("search[plain dress]", "click[plain dress 10]", "click[red]"):
         assert asyncio.run(env.step(action)).rewards == {"purchase": 0.0}
     end = asyncio.run(env.step("click[buy now]"))
@@ -175,16 +172,16 @@ def test_the_position_of_the_goal_among_the_results_is_random() -> None:
     places: Counter[int] = Counter()
     for index in range(1000):
         env = ShopEnv()
-        asyncio.run(env.reset(train(index)))
+        asyncio.run(env.reset(task_of("shop", index)))
         rows = asyncio.run(env.step(env.expert())).messages[0].content.split(" [SEP] ")
-        places[rows.index(make_small_store(train(index)).goal.product_id)] += 1
+        places[rows.index(make_small_store(task_of("shop", index)).goal.product_id)] += 1
     assert all(200 <= places[place] <= 300 for place in range(4)), places
 
 
 @pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 200), (make_full_store, 10)])
 def test_only_the_goal_can_earn_the_whole_reward(make_store: Callable[[Task], Store], num_tasks: int) -> None:
     for index in range(num_tasks):
-        store = make_store(train(index))
+        store = make_store(task_of("shop", index))
         perfect = [
             product.product_id
             for product in store.products
@@ -199,7 +196,7 @@ def test_only_the_goal_can_earn_the_whole_reward(make_store: Callable[[Task], St
 @pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 100), (make_full_store, 5)])
 def test_no_value_is_in_two_options_or_is_also_a_link(make_store: Callable[[Task], Store], num_tasks: int) -> None:
     for index in range(num_tasks):
-        for product in make_store(train(index)).products:
+        for product in make_store(task_of("shop", index)).products:
             page = Page(results=(0,), product=0)
             single = Store(products=(product,), index=STORE.index, goal=GOAL, instruction="", searches=())
             targets = clickables(single, page, page_size=1)
@@ -209,7 +206,7 @@ def test_no_value_is_in_two_options_or_is_also_a_link(make_store: Callable[[Task
 def test_the_small_profile_needs_few_words() -> None:
     env, vocabulary = ShopEnv(), set()
     for index in range(200):
-        observation = asyncio.run(env.reset(train(index)))
+        observation = asyncio.run(env.reset(task_of("shop", index)))
         episode = [observation.messages[0].content]
         while not observation.done:
             episode.append(env.expert())

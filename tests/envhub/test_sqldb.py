@@ -2,11 +2,10 @@
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.sqldb.domain import DOMAINS, Tables
 from slipstream.envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 DOMAIN = DOMAINS[0]
 TABLES: Tables = {
@@ -95,8 +94,7 @@ def test_the_number_of_hidden_rows_is_shown_however_long_the_others_are() -> Non
 
 
 def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
-    task = Task(env="sqldb", split="train", index=index)
-    return make_sqldb(task, level=level, kind=kind)
+    return make_sqldb(task_of("sqldb", index), level=level, kind=kind)
 
 
 def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Tree, file, folder
 from slipstream.envhub.isolation.sandbox import Limits
@@ -19,12 +18,12 @@ from slipstream.envhub.swe.functions import FUNCTIONS
 from slipstream.envhub.swe.git import with_layer
 from slipstream.envhub.swe.repo import NUM_SHOWN, Repo, draw_repo
 from slipstream.envhub.swe.swe import LIMITS, SweState, SweWorld, make_swe
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 
 @cache
 def world(index: int = 0) -> SweWorld:
-    return make_swe(Task(env="swe", split="train", index=index), issue="example", num_files=1, num_bugs=1)
+    return make_swe(task_of("swe", index), issue="example", num_files=1, num_bugs=1)
 
 
 def changed(files: dict[str, str], *, is_tested: bool = False) -> SweState:
@@ -71,8 +70,7 @@ def test_no_bug_is_in_both_splits() -> None:
     bugs: dict[str, set[tuple[str, str]]] = {"train": set(), "held_out": set()}
     for split, of_split in bugs.items():
         for index in range(100):
-            task = Task(env="swe", split=split, index=index)
-            repo = make_swe(task, issue="none", num_files=2, num_bugs=2).repo
+            repo = make_swe(task_of("swe", index, split), issue="none", num_files=2, num_bugs=2).repo
             of_split |= {(name, bug.wrong) for name, bug in repo.bugs.items()}
     assert not bugs["train"] & bugs["held_out"]
     assert len(bugs["held_out"]) > 20

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
 from slipstream.envhub.tools.tools import ToolsState, ToolsWorld, make_tools, make_tools_env
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 SERVERS = Servers(
     accounts={"rent": 500, "savings": 1000},
@@ -93,8 +92,7 @@ def test_no_server_grows_without_limit() -> None:
 
 
 def world(index: int, errands: int = 3) -> ToolsWorld:
-    task = Task(env="tools", split="train", index=index)
-    return make_tools(task, num_errands=errands)
+    return make_tools(task_of("tools", index), num_errands=errands)
 
 
 def do(world: ToolsWorld, state: ToolsState, *calls: tuple[str, dict[str, Any]]) -> ToolsState:
@@ -124,7 +122,7 @@ def test_an_extra_change_gives_score_0() -> None:
 
 
 def test_the_opening_lists_every_tool_with_its_schema() -> None:
-    opening = asyncio.run(make_tools_env().reset(Task(env="tools", split="train", index=0)))
+    opening = asyncio.run(make_tools_env().reset(task_of("tools")))
     listed = [json.loads(line) for line in opening.messages[0].content.splitlines()[1:]]
     assert [tool["name"] for tool in listed] == list(TOOLS)
     assert listed[2]["inputSchema"]["required"] == ["source", "target", "amount"]

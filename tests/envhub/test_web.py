@@ -3,13 +3,12 @@
 import msgspec
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.web.browser import Browser, Element, page_text, read_page
 from slipstream.envhub.web.site import ItemOrder, Request, Site, SiteState, respond
 from slipstream.envhub.web.web import WebState, WebWorld, make_web
 from slipstream.envhub.web.web_task import Errand
 from slipstream.envhub.world import Change
-from tests.envhub.env_cases import act
+from tests.envhub.env_cases import act, task_of
 
 SITE = Site(
     items={
@@ -204,6 +203,5 @@ def test_the_score_depends_on_the_whole_state_of_the_site() -> None:
 def test_no_errands_undo_each_other() -> None:
     """Nothing would be left to do, and `done` as the first action would solve the task."""
     for index in range(200):
-        task = Task(env="web", split="train", index=index)
-        here = make_web(task, kind="change", num_errands=2)
+        here = make_web(task_of("web", index), kind="change", num_errands=2)
         assert here.first.site.account != here.goal.account
