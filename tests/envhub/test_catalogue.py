@@ -13,7 +13,7 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub import catalogue
 from slipstream.envhub.catalogue import ADAPTERS, ENVS, env_maker, make_any_env, make_env
-from slipstream.envhub.env import Env, Observation
+from slipstream.envhub.env import Env
 from tests.envhub.env_cases import Case, rollout
 from tests.guess import GuessEnv
 
@@ -21,10 +21,7 @@ NO_CLASS: list[str] = []
 
 
 class Unfinished:
-    replay_only = True
-
-    async def reset(self, task: Task) -> Observation:
-        raise NotImplementedError
+    replay_only, reset = True, GuessEnv.reset
 
 
 class Inheritor(Env):
@@ -32,26 +29,15 @@ class Inheritor(Env):
 
 
 class Plain:
-    async def reset(self, task: Task) -> Observation:
-        raise NotImplementedError
-
-    async def step(self, action: str) -> Observation:
-        raise NotImplementedError
+    reset, step = GuessEnv.reset, GuessEnv.step
 
 
 class Restorable(Plain):
-    def snapshot(self) -> bytes:
-        return b""
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError
+    snapshot, restore = GuessEnv.snapshot, GuessEnv.restore
 
 
 class Misspelt(Plain):
-    replay_only = False
-
-    def snapshot(self) -> bytes:
-        return b""
+    replay_only, snapshot = False, GuessEnv.snapshot
 
 
 class Wrapper:

@@ -110,9 +110,12 @@ def test_no_opening_and_no_refusal_reveals_the_answer(case: Case) -> None:
 
 
 @every_env
-def test_an_unknown_split_is_refused(case: Case) -> None:
+def test_a_step_before_reset_and_an_unknown_split_are_refused(case: Case) -> None:
+    env = case.make()
+    with pytest.raises(EnvError, match="call reset first"):
+        asyncio.run(env.step("look"))
     with pytest.raises(ValueError, match="split must be train or held_out, got 'test'"):
-        asyncio.run(case.make().reset(case.task("test", 0)))
+        asyncio.run(env.reset(case.task("test", 0)))
 
 
 @every_env
@@ -377,12 +380,6 @@ def test_memory_stays_flat_over_many_episodes(case: Case) -> None:
         return min(held[1] - held[0], held[2] - held[1])
 
     assert growth(1) < FLAT_BYTES or growth(NUM_FRAMES) < FLAT_BYTES
-
-
-@every_env
-def test_step_before_reset_is_an_error(case: Case) -> None:
-    with pytest.raises(EnvError, match="call reset first"):
-        asyncio.run(case.make().step("look"))
 
 
 @every_env

@@ -19,19 +19,9 @@ from slipstream.envhub.env import EnvError
 T = TypeVar("T")
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
 SHOWN = {"Authorization": "Bearer hidden", "X-Session-ID": "episode"}
-ASKED = {
-    "model": "policy",
-    "token_ids": [5, 6, 7],
-    "sampling_params": {
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": 20,
-        "max_tokens": 32,
-        "stop_token_ids": [2],
-        "logprobs": 1,
-        "skip_special_tokens": False,
-    },
-}
+PARAMS = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_tokens": 32, "stop_token_ids": [2]}
+PARAMS |= {"logprobs": 1, "skip_special_tokens": False}
+ASKED = {"model": "policy", "token_ids": [5, 6, 7], "sampling_params": PARAMS}
 
 
 class Asking:
@@ -104,8 +94,8 @@ async def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_sessio
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
-    params = {**ASKED["sampling_params"], **changes}
-    return ASKED | {"sampling_params": {name: value for name, value in params.items() if value != "left out"}}
+    params = {name: value for name, value in {**PARAMS, **changes}.items() if value != "left out"}
+    return ASKED | {"sampling_params": params}
 
 
 @pytest.mark.parametrize(

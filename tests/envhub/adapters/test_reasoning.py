@@ -20,21 +20,10 @@ def test_data_sets_that_any_answer_solves_are_refused() -> None:
     assert not REFUSED.keys() & SCREENS.keys()
 
 
-@pytest.mark.parametrize(
-    ("answer", "is_seen"),
-    [
-        ("3 - 2i", True),
-        ("-1.5+2j", True),
-        ("(4+0j)", True),
-        ("nan", False),
-        ("nan+1j", False),
-        ("inf", False),
-        ("1e400", False),
-        ("9" * 400, False),
-    ],
-)
-def test_an_answer_in_complex_numbers_is_written_in_digits(answer: str, is_seen: bool) -> None:
-    assert (SCREENS["complex_arithmetic"].fullmatch(answer) is not None) == is_seen
+def test_an_answer_in_complex_numbers_is_written_in_digits() -> None:
+    written = ["3 - 2i", "-1.5+2j", "(4+0j)"]
+    others = ["nan", "nan+1j", "inf", "1e400", "9" * 400]
+    assert [answer for answer in (*written, *others) if SCREENS["complex_arithmetic"].fullmatch(answer)] == written
 
 
 @pytest.mark.parametrize("scored", [lambda _: 1 / 0, float], ids=["raises", "nan"])

@@ -41,35 +41,12 @@ class TasksetConfig(Model):
 
 class EnvConfig(Model):
     def agent_harnesses(self):
-        return {
-            name: SimpleNamespace(id=agent.harness)
-            for name, agent in vars(self).items()
-            if isinstance(agent, AgentConfig)
-        }
+        agents = {name: agent for name, agent in vars(self).items() if isinstance(agent, AgentConfig)}
+        return {name: SimpleNamespace(id=agent.harness) for name, agent in agents.items()}
 
 
-class SamplingConfig(Model):
-    pass
-
-
-class SubprocessConfig(Model):
-    pass
-
-
-class TrainClientConfig(Model):
-    pass
-
-
-class ModelContext(Model):
-    pass
-
-
-class Task(Model):
-    pass
-
-
-class Trace(SimpleNamespace):
-    pass
+SamplingConfig = SubprocessConfig = TrainClientConfig = ModelContext = Task = Model
+Trace = SimpleNamespace
 
 
 class Taskset:
@@ -109,16 +86,9 @@ class Env:
 
     async def run_slot(self, slot, context, on_trace):
         episode = SimpleNamespace(ok=False, errors=[], traces=[])
-        trace = Trace(
-            id="random",
-            agent=SimpleNamespace(name="agent"),
-            nodes=[],
-            calls=[],
-            errors=[],
-            branches=[],
-            stop_condition=None,
-            rewards={"right": None, "short": None},
-        )
+        unscored = {"right": None, "short": None}
+        trace = Trace(id="random", agent=SimpleNamespace(name="agent"), stop_condition=None, rewards=unscored)
+        trace.nodes, trace.calls, trace.errors, trace.branches = [], [], [], []
         episode.traces.append(trace)
         on_trace(trace)
         try:
@@ -196,11 +166,8 @@ class Player:
         assert card["id"] == self.context.model and isinstance(card["max_model_len"], int)
         if len(prompt) > card["max_model_len"]:
             raise CallFailed(400, f"Prompt length ({len(prompt)}) exceeds maximum context length")
-        sampling = (
-            self.context.sampling.model_dump()
-            | {"stop_token_ids": [99], "logprobs": 1, "skip_special_tokens": False}
-            | changes.get("sampling", {})
-        )
+        sampling = {"stop_token_ids": [99], "logprobs": 1, "skip_special_tokens": False}
+        sampling = self.context.sampling.model_dump() | sampling | changes.get("sampling", {})
         body = {"model": self.context.model, "token_ids": prompt, "sampling_params": sampling} | changes.get("body", {})
         assert client.base_url.endswith("/v1")
         reply = await self._call("/inference/v1/generate", body, timeout_s)
@@ -215,15 +182,9 @@ class Player:
 
     async def _call(self, path, body, timeout_s):
         client = self.context.client
-        request = urllib.request.Request(
-            client.base_url.removesuffix("/v1") + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Authorization": f"Bearer {os.environ[client.api_key_var]}",
-                "Content-Type": "application/json",
-                "X-Session-ID": self.trace.id,
-            },
-        )
+        url, data = client.base_url.removesuffix("/v1") + path, None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {os.environ[client.api_key_var]}", "X-Session-ID": self.trace.id}
+        request = urllib.request.Request(url, data, headers | {"Content-Type": "application/json"})
 
         def call():
             try:
