@@ -12,29 +12,17 @@ from pathlib import Path
 import pytest
 
 from slipstream.actors.episode.answer import answer
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.held import ALWAYS
-from tests.envhub.env_cases import Case
+from tests.envhub.env_cases import Case, task_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
-CASE = Case(
-    name="browsergym",
-    max_turns=20,
-    noisy_success=0,
-    share=0.01,
-    max_walk=2,
-    options={"train": ["browsergym/miniwob.enter-text"]},
-    samples=("noop(1)", "clear('14')"),
-)
-
-
-def task(index: int = 0, split: str = "train") -> Task:
-    return Task(env="browsergym", split=split, index=index)
+ENTER_TEXT, SAMPLES = "browsergym/miniwob.enter-text", ("noop(1)", "clear('14')")
+CASE = Case("browsergym", 20, 0, {"train": [ENTER_TEXT]}, share=0.01, max_walk=2, samples=SAMPLES)
 
 
 def page(observation: Observation) -> str:
@@ -42,7 +30,7 @@ def page(observation: Observation) -> str:
 
 
 async def play(env: Env, actions: Callable[[str], list[str]], index: int = 0) -> list[Observation]:
-    observations = [await env.reset(task(index))]
+    observations = [await env.reset(task_of("browsergym", index))]
     for action in actions(page(observations[0])):
         observations.append(await env.step(action))
     return observations
@@ -84,8 +72,7 @@ async def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
         assert wanted is not None
         return [f"fill('{bid(text, 'textbox')}', {wanted[1]!r})", f"I say click('{bid(text, 'button')}')"]
 
-    games = ["browsergym/miniwob.click-test-2", "browsergym/miniwob.enter-text"]
-    env = make_env("browsergym", {"train": games})
+    env = make_env("browsergym", {"train": ["browsergym/miniwob.click-test-2", ENTER_TEXT]})
     for index, player in enumerate((click_one, enter)):
         observations = await play(env, player, index)
         assert "click(bid: str" in observations[0].messages[0].content
@@ -99,7 +86,7 @@ async def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
 
 async def test_what_is_not_understood_is_said_and_nothing_is_handed_out_or_run() -> None:
     env = make_env("browsergym", {})
-    start = page(await env.reset(task()))
+    start = page(await env.reset(task_of("browsergym")))
     for action, why in (
         ("hello", "Received an empty action"),
         ("click('999')", "Could not find element with bid"),
@@ -134,7 +121,7 @@ def test_only_the_sites_that_are_named_are_reached() -> None:
         settings = {"task_kwargs": {"start_url": url, "goal": "Look around."}}
         options = {"train": ["browsergym/openended"], "settings": settings}
         env = make_env("browsergym", {**options, "sites": [f"127.0.0.1:{mine}"]})
-        assert "button '/start'" in page(await env.reset(task()))
+        assert "button '/start'" in page(await env.reset(task_of("browsergym")))
         elsewhere = await env.step(f"goto('http://127.0.0.1:{other}/')")
         assert not elsewhere.valid_action and "net::ERR_PROXY_CONNECTION_FAILED" in page(elsewhere)
         assert "button '/there'" in page(await env.step(f"goto('http://127.0.0.1:{mine}/there')"))
@@ -147,7 +134,7 @@ def test_only_the_sites_that_are_named_are_reached() -> None:
         await env.close()
         alone = make_env("browsergym", options)
         with pytest.raises(EnvError, match=r"net::ERR_INTERNET_DISCONNECTED|net::ERR_CONNECTION_REFUSED"):
-            await alone.reset(task())
+            await alone.reset(task_of("browsergym"))
         await alone.close()
 
     with site() as mine, site() as other:
@@ -158,7 +145,7 @@ def test_only_the_sites_that_are_named_are_reached() -> None:
 async def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: signal.Signals) -> None:
     before, folders = processes_left(), folders_left()
     env = make_env("browsergym", {})
-    start = await env.reset(task())
+    start = await env.reset(task_of("browsergym"))
     for pid in processes_left() - before:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sent)
@@ -167,7 +154,7 @@ async def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: si
     await env.close()
     wait_until(lambda: processes_left() <= before)
     assert folders_left() <= folders
-    assert await env.reset(task()) == start
+    assert await env.reset(task_of("browsergym")) == start
     await env.close()
     wait_until(lambda: processes_left() <= before)
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError, Observation
 from tests.adapters.held import USUAL, acted
 from tests.envhub import test_env_contract as contract
-from tests.envhub.env_cases import Case, rollout
+from tests.envhub.env_cases import Case, rollout, task_of
 
 CART = "tests.adapters.cart:SPEECH"
 CASES = [
@@ -79,9 +78,9 @@ def test_a_time_limit_truncates_and_is_no_success() -> None:
 
 def test_the_taxi_lists_only_what_moves_it() -> None:
     env = make_env("gymnasium", {"game": "Taxi-v4"})
-    opening = asyncio.run(env.reset(Task(env="gymnasium", split="train", index=0)))
+    opening = asyncio.run(env.reset(task_of("gymnasium")))
     for action in env.admissible() or []:
-        asyncio.run(env.reset(Task(env="gymnasium", split="train", index=0)))
+        asyncio.run(env.reset(task_of("gymnasium")))
         assert asyncio.run(env.step(action)).messages[0] != opening.messages[1]
 
 
@@ -100,7 +99,7 @@ def test_what_cannot_be_played_is_refused_when_it_is_made() -> None:
 
 async def test_its_thread_ends_with_it() -> None:
     env, before = make_env("gymnasium", {}), set(threading.enumerate())
-    await env.reset(Task(env="gymnasium", split="train", index=0))
+    await env.reset(task_of("gymnasium"))
     mine = set(threading.enumerate()) - before
     assert [thread.name for thread in mine] == ["gymnasium FrozenLake-v1"]
     await env.close()

@@ -4,18 +4,16 @@ import asyncio
 import builtins
 import random
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.reasoning import SCREENS
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError, Observation
 from tests.adapters.held import ALWAYS, keeps
 from tests.envhub import test_env_contract as contract
-from tests.envhub.env_cases import Case
+from tests.envhub.env_cases import Case, task_of
 
 CASES = [
     Case(name="reasoning_gym", max_turns=1, noisy_success=1, options={"dataset": "chain_sum"}),
@@ -35,10 +33,10 @@ def test_reasoning_gym_keeps_the_contract(case: Case, check: Callable[..., None]
     keeps(check, case, splits=("train", "held_out"))
 
 
-async def answered(dataset: str, answer: str | None, index: int = 0, **settings: Any) -> Observation:
+async def answered(dataset: str, answer: str | None) -> Observation:
     """What comes of `answer`; None for the expert's."""
-    env = make_env("reasoning_gym", {"dataset": dataset, "settings": settings})
-    await env.reset(Task(env="reasoning_gym", split="train", index=index))
+    env = make_env("reasoning_gym", {"dataset": dataset})
+    await env.reset(task_of("reasoning_gym"))
     return await env.step(env.expert() if answer is None else answer)
 
 
@@ -51,13 +49,13 @@ def test_its_own_answers_score_one_and_others_next_to_nothing(dataset: str) -> N
 
 def test_settings_reach_the_data_set() -> None:
     env = make_env("reasoning_gym", {"dataset": "chain_sum", "settings": {"min_terms": 6, "max_terms": 6}})
-    opening = asyncio.run(env.reset(Task(env="r", split="train", index=0))).messages[0].content
+    opening = asyncio.run(env.reset(task_of("r"))).messages[0].content
     assert opening.count(" + ") + opening.count(" - ") == 5
 
 
 async def test_an_empty_answer_is_none_and_the_question_stands() -> None:
     env = make_env("reasoning_gym", {})
-    await env.reset(Task(env="r", split="train", index=0))
+    await env.reset(task_of("r"))
     empty, endless, right = [await env.step("  "), await env.step("9" * 5000), await env.step(env.expert())]
     assert (empty.valid_action, empty.done, endless.valid_action, right.success) == (False, False, False, True)
 
@@ -84,32 +82,29 @@ def test_what_is_no_number_is_no_answer_in_complex_numbers() -> None:
 
 async def test_an_answer_in_numbers_reaches_the_scorer_of_countdown() -> None:
     env = make_env("reasoning_gym", {"dataset": "countdown"})
-    await env.reset(Task(env="r", split="train", index=0))
+    await env.reset(task_of("r"))
     wrong = await env.step(f"({env.expert()}) + 0")
     assert wrong.score == 0.05  # it is no solution, as 0 was not given; only the scorer could tell
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
+def test_what_cannot_be_asked_is_refused_when_it_is_made() -> None:
+    for options, why in (
         ({"dataset": "simple_integration"}, "it evaluates the policy's answer as code"),
         ({"dataset": "puzzle24"}, "any numbers that make 24"),
         ({"dataset": "ransom_note"}, "differs between processes"),
         ({"dataset": "chain_summ"}, "did you mean chain_sum"),
         ({"dataset": "chain_sum", "settings": {"terms": 3}}, "do not fit chain_sum"),
         ({"dataset": "chain_sum", "settings": {"min_terms": 9, "max_terms": 2}}, "do not fit chain_sum"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused_when_it_is_made(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        make_env("reasoning_gym", options)
+    ):
+        with pytest.raises(ValueError, match=why):
+            make_env("reasoning_gym", options)
 
 
 def test_a_data_set_of_one_question_cannot_be_split() -> None:
     env = make_env("reasoning_gym", {"dataset": "count_primes", "settings": {"min_n": 1, "max_n": 1}})
     with pytest.raises(EnvError, match="too few questions"):
         for split in ("train", "held_out"):
-            asyncio.run(env.reset(Task(env="r", split=split, index=0)))
+            asyncio.run(env.reset(task_of("r", split=split)))
 
 
 def test_the_process_own_generators_are_left_alone() -> None:

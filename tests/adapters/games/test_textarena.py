@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Env, EnvError, Observation
-from tests.adapters.held import ALWAYS
-from tests.envhub.env_cases import Case
+from slipstream.envhub.env import EnvError, Observation
+from tests.adapters.held import ALWAYS, acted
+from tests.envhub.env_cases import Case, task_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TextArena's own
 
@@ -30,12 +29,8 @@ def test_textarena_keeps_the_contract(
     check(case)
 
 
-def task(index: int = 0, split: str = "train") -> Task:
-    return Task(env="textarena", split=split, index=index)
-
-
-async def play(env: Env, index: int, actions: list[str]) -> list[Observation]:
-    return [await env.reset(task(index)), *[await env.step(action) for action in actions]]
+def played(game: str, actions: list[str]) -> list[Observation]:
+    return acted("textarena", {"game": game}, 0, actions)
 
 
 def guessed(index: int) -> tuple[int, list[Observation]]:
@@ -43,7 +38,7 @@ def guessed(index: int) -> tuple[int, list[Observation]]:
 
     async def bisect() -> tuple[int, list[Observation]]:
         env, low, high = make_env("textarena", {"game": "GuessTheNumber-v0"}), 1, 20
-        observations = [await env.reset(task(index))]
+        observations = [await env.reset(task_of("textarena", index))]
         while True:
             guess = (low + high) // 2
             observations.append(await env.step(f"I say [{guess}]"))
@@ -68,18 +63,16 @@ def test_a_number_is_guessed_and_every_task_has_its_own() -> None:
 
 
 def test_only_what_is_new_is_said_and_not_the_players_own_words() -> None:
-    env = make_env("textarena", {"game": "TowerOfHanoi-v0"})
-    opening, first, second = asyncio.run(play(env, 0, HANOI[:2]))
+    opening, first, second = played("TowerOfHanoi-v0", HANOI[:2])
     assert "You are playing Tower of Hanoi with 3 disks" in opening.messages[0].content
     assert first.messages[0].content == "You moved disk 1 from A to C.\nCurrent Board: \nA: [3, 2]\nB: []\nC: [1]\n."
     assert second.messages[0].content == "You moved disk 2 from A to B.\nCurrent Board: \nA: [3]\nB: [2]\nC: [1]\n."
-    end = asyncio.run(play(env, 0, HANOI))[-1]
+    end = played("TowerOfHanoi-v0", HANOI)[-1]
     assert (end.success, end.messages[0].content) == (True, "Congratulations! You solved the Tower of Hanoi puzzle.")
 
 
 def test_what_is_not_understood_passes_once_and_then_ends_the_game() -> None:
-    env = make_env("textarena", {"game": "TowerOfHanoi-v0"})
-    observations = asyncio.run(play(env, 0, ["hello", "[A C]", "hello", "hello"]))
+    observations = played("TowerOfHanoi-v0", ["hello", "[A C]", "hello", "hello"])
     assert [o.valid_action for o in observations[1:]] == [False, True, False, False]
     assert [o.done for o in observations[1:]] == [False, False, False, True]
     assert observations[-1].score == 0.0
@@ -87,20 +80,16 @@ def test_what_is_not_understood_passes_once_and_then_ends_the_game() -> None:
 
 def test_a_reward_that_is_no_number_is_the_environments_failure() -> None:
     """Countdown of 0.7.4 hands over the reason in place of the reward, when a second invalid move ends it."""
-    env = make_env("textarena", {"game": "Countdown-v0"})
     with pytest.raises(EnvError, match="as its reward, not a number"):
-        asyncio.run(play(env, 0, ["hello", "hello"]))
+        played("Countdown-v0", ["hello", "hello"])
 
 
-@pytest.mark.parametrize(
-    ("game", "why"),
-    [
+def test_a_game_that_one_player_cannot_play_is_refused_when_it_is_made() -> None:
+    for game, why in (
         ("TicTacToe-v0", "number of players has to be 2"),
         ("Wordle-v0", "nltk.download"),
         ("ReverseTicTacToe-v0", "unmatched"),  # not Python before 3.12
         ("GuessTheNumbr-v0", re.escape("did you mean GuessTheNumber-v0")),
-    ],
-)
-def test_a_game_that_one_player_cannot_play_is_refused_when_it_is_made(game: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        make_env("textarena", {"game": game})
+    ):
+        with pytest.raises(ValueError, match=why):
+            make_env("textarena", {"game": game})

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.held import acted
-from tests.envhub.env_cases import said
+from tests.envhub.env_cases import said, task_of
 
 SERVER = Path(__file__).parent / "notes_server.py"
 COMMAND = [sys.executable, str(SERVER)]
@@ -64,10 +63,6 @@ def url() -> Iterator[str]:
         process.wait()
 
 
-def task(index: int = 0, split: str = "train") -> Task:
-    return Task(env="mcp", split=split, index=index)
-
-
 def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
@@ -77,7 +72,7 @@ def played(tasks: str, index: int, actions: list[str], **options: Any) -> list[O
 
 
 async def solved_by_the_expert(env: Env, index: int) -> Observation:
-    observation = await env.reset(task(index))
+    observation = await env.reset(task_of("mcp", index))
     while not observation.done:
         observation = await env.step(env.expert())
     return observation
@@ -122,7 +117,7 @@ def test_what_makes_no_sense_is_told_and_changes_nothing(tasks: str) -> None:
 async def test_the_expert_does_the_solution_of_the_file_and_says_where_there_is_none(tasks: str) -> None:
     env = make_env("mcp", {"train": tasks, "command": COMMAND})
     assert (await solved_by_the_expert(env, 2)).success  # the first task again: they go round
-    await env.reset(task(1))
+    await env.reset(task_of("mcp", 1))
     with pytest.raises(NotImplementedError, match="has no solution"):
         env.expert()
     await env.close()
@@ -130,11 +125,11 @@ async def test_the_expert_does_the_solution_of_the_file_and_says_where_there_is_
 
 async def test_each_episode_has_a_server_of_its_own(tasks: str) -> None:
     one, other = (make_env("mcp", {"train": tasks, "command": COMMAND}) for _ in range(2))
-    await one.reset(task())
-    await other.reset(task())
+    await one.reset(task_of("mcp"))
+    await other.reset(task_of("mcp"))
     await one.step(call("wipe"))
     assert said(await other.step(call("read", title="a"))) == "plums"
-    assert said(await one.reset(task())) == "Copy the note a to a note b."
+    assert said(await one.reset(task_of("mcp"))) == "Copy the note a to a note b."
     assert said(await one.step(call("read", title="a"))) == "plums"
     await one.close()
     await one.close()
@@ -145,7 +140,7 @@ async def test_each_episode_has_a_server_of_its_own(tasks: str) -> None:
 
 async def test_a_server_that_dies_is_the_environments_failure(tasks: str) -> None:
     env = make_env("mcp", {"train": tasks, "command": COMMAND})
-    await env.reset(task())
+    await env.reset(task_of("mcp"))
     for _ in range(2):
         with pytest.raises(EnvError, match="the MCP server"):
             await asyncio.wait_for(env.step(call("crash")), 60)
@@ -179,7 +174,7 @@ async def test_a_server_over_http_is_shared_and_set_up(tasks: str, url: str, mon
     deadline = time.monotonic() + 60
     while True:  # until it listens
         try:
-            await env.reset(task(1))
+            await env.reset(task_of("mcp", 1))
             break
         except EnvError:
             assert time.monotonic() < deadline
@@ -188,25 +183,22 @@ async def test_a_server_over_http_is_shared_and_set_up(tasks: str, url: str, mon
     assert not (await env.step(call("read", title="b"))).valid_action
     assert (await env.step("answer(pears)")).success
     assert (await solved_by_the_expert(env, 0)).success
-    assert said(await env.reset(task(0))) == "Copy the note a to a note b."
+    assert said(await env.reset(task_of("mcp", 0))) == "Copy the note a to a note b."
     assert said(await env.step(call("read", title="b"))) == "plums"  # what the episode before wrote
     await env.close()
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
+def test_a_file_that_is_none_of_tasks_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    for line, why in (
         ('{"instruction": "x"}', "line 1: a task must have a check, an answer or both"),
         ('{"instruction": "x", "check": [{"name": "read"}]}', "line 1: a check must have either equals or contains"),
         ('{"instruction": "x", "answr": "y"}', "line 1: .*answr"),
         ("{", "line 1: "),
-    ],
-)
-def test_a_file_that_is_none_of_tasks_is_refused_with_its_line(tmp_path: Path, line: str, why: str) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(line)
-    with pytest.raises(ValueError, match=why):
-        make_env("mcp", {"train": str(path), "command": COMMAND})
+    ):
+        path.write_text(line)
+        with pytest.raises(ValueError, match=why):
+            make_env("mcp", {"train": str(path), "command": COMMAND})
 
 
 def test_options_that_do_not_fit_are_refused(tasks: str, tmp_path: Path) -> None:
@@ -220,4 +212,4 @@ def test_options_that_do_not_fit_are_refused(tasks: str, tmp_path: Path) -> None
         with pytest.raises(ValueError, match=why):
             make_env("mcp", options)
     with pytest.raises(ValueError, match="there are no held_out tasks"):
-        asyncio.run(make_env("mcp", {"train": tasks, "command": COMMAND}).reset(task(split="held_out")))
+        asyncio.run(make_env("mcp", {"train": tasks, "command": COMMAND}).reset(task_of("mcp", split="held_out")))
