@@ -9,16 +9,13 @@ from dataclasses import replace
 import pytest
 from docs.examples.foreign import trl_sums
 
-from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.fresh_env import fresh_env
-from slipstream.common.config.env_config import MixtureEntry
-from slipstream.common.records.trajectory import Task, Trajectory, check
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Observation
 from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
-from tests.actors.episode.episodes import attempt_on, engine_of, rollout_of, turns_of
-from tests.actors.episode.test_tool_calls import LONG, TOKENIZER, Writer
-from tests.actors.tool_parsing import parsing
+from tests.actors.episode.episodes import engine_of, turns_of
+from tests.actors.episode.test_tool_calls import LONG, Writer
+from tests.adapters.agents.playing import episode_of
+from tests.envhub.env_cases import task_of
 
 ROOM = replace(LONG, max_tokens=20_000)  # smolagents explains itself at length
 ASKS = '<tool_call>\n{"name":"price","arguments":{"what":"apples"}}\n</tool_call>'
@@ -30,27 +27,13 @@ class LongWriter(Writer):
         return engine_of(self._write, max_tokens=ROOM.max_tokens)
 
 
-def play(script: str, writer: Writer) -> Trajectory:
-    async def played() -> Trajectory:
-        record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
-        entry = MixtureEntry(name="agent", options={"agent": f"docs.examples.foreign.{script}:play"})
-        async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
-            return await rollout_of(
-                env, writer.engine(), record=record, tokenizer=TOKENIZER, allowance=ROOM, parse=parsing()
-            )
-
-    trajectory = asyncio.run(played())
-    check(trajectory, vocab_size=len(TOKENIZER))
-    return trajectory
-
-
 @pytest.mark.parametrize(
     ("script", "says", "num_branches"),
     [("openai_agents_shop", [ASKS, "3"], 1), ("smolagents_shop", [ASKS, FINAL], 2)],  # smolagents rewrites its history
 )
 def test_an_agent_asks_for_a_price_and_says_it(script: str, says: list[str], num_branches: int) -> None:
     writer = LongWriter(says)
-    trajectory = play(script, writer)
+    trajectory = episode_of({"agent": f"docs.examples.foreign.{script}:play"}, writer, allowance=ROOM)
     assert turns_of(trajectory) == writer.written
     assert trajectory.total_reward == 1.0 and len(trajectory.branch_starts) == num_branches
 
@@ -61,7 +44,7 @@ def test_a_corridor_of_gymnasium_is_played_in_words() -> None:
 
     async def played(says: str) -> Observation:
         env = make_env("gymnasium", options)
-        seen = await env.reset(Task(env="gymnasium", split="train", index=0))
+        seen = await env.reset(task_of("gymnasium"))
         while not seen.done:
             seen = await env.step(says)
         return seen

@@ -16,12 +16,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
-from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
-from slipstream.common.text.action_format import FORMATS
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 
 PYTHON = os.environ["VERIFIERS_PYTHON"]
@@ -59,20 +57,14 @@ def play(
         letters = [token for letter in says[turn] for token in ids(tokenizer, letter)]
         return [*letters, tokenizer.eos_token_id]
 
-    engine = ScriptedEngine(script, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=256)
+    engine = engine_of(script)
     task = Task(env="sums", split="train", index=0)
 
     async def one(member: int) -> Trajectory:
         record = EpisodeRecord(attempt=replace(attempt_on(), task=task, member=member))
         async with fresh_env({"sums": options}, task, timeout_s=60.0) as env:
-            return await rollout(
-                record,
-                env=env,
-                sampler=engine,
-                tokenizer=tokenizer,
-                action_format=FORMATS["plain"],
-                allowance=replace(PATIENT, **allowance),
-            )
+            patient = replace(PATIENT, **allowance)
+            return await rollout_of(env, engine, record=record, tokenizer=tokenizer, allowance=patient)
 
     async def all_of_them() -> list[Trajectory]:
         return await asyncio.gather(*(one(member) for member in range(members)))
