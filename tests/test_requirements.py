@@ -29,10 +29,8 @@ def test_gpus_get_the_vllm_whose_cpu_build_is_tested() -> None:
 
 def test_the_locked_torch_and_transformers_are_within_the_stated_range() -> None:
     stated = (REQUIREMENTS / "runtime.in").read_text()
-    for name, files in (
-        ("torch", ("torch.txt", "cpu.in", "lock-gpu.txt")),
-        ("transformers", ("lock.txt", "lock-gpu.txt")),
-    ):
+    pins = {"torch": ("torch.txt", "cpu.in", "lock-gpu.txt"), "transformers": ("lock.txt", "lock-gpu.txt")}
+    for name, files in pins.items():
         bounds = re.search(rf"^{name}(>=\S+,<\S+)$", stated, re.MULTILINE)
         assert bounds, f"runtime.in states no range of {name}"
         for file in files:
@@ -54,12 +52,9 @@ def test_what_the_project_asks_for_is_locked() -> None:
         ("lock-gpu.txt", ("runtime.in", "dev.in")),
     ):
         pinned = set(re.findall(r"^([\w.-]+)==", (REQUIREMENTS / lock).read_text(), re.MULTILINE))
-        wanted = {
-            re.split(r"[<>=]", line)[0].strip().lower().replace("_", "-")
-            for name in asked
-            for line in (REQUIREMENTS / name).read_text().splitlines()
-            if line and not line.startswith(("#", "-r "))
-        }
+        lines = [line for name in asked for line in (REQUIREMENTS / name).read_text().splitlines() if line]
+        names = [re.split(r"[<>=]", line)[0].strip() for line in lines if not line.startswith(("#", "-r "))]
+        wanted = {name.lower().replace("_", "-") for name in names}
         known = {name.lower().replace("_", "-") for name in pinned} | {"torch"}
         assert wanted <= known, f"{lock} lacks {sorted(wanted - known)}: run `make lock`"
 
