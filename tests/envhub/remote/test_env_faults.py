@@ -12,10 +12,9 @@ import pytest
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.records.trajectory import Outcome
 from slipstream.envhub.env import Env, EnvError
-from slipstream.envhub.remote.env_client import EnvClient
 from tests.actors.episode.episodes import engine_of, rollout_of, saying
 from tests.common.text.small_tokenizer import shop_tokenizer
-from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far, play_and_close
+from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far
 from tests.processes import Process
 from tests.waiting import wait_until
 
@@ -36,8 +35,7 @@ asyncio.run(play())
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
     """A server with a timeout of 4 s for a step, and of 9 s for a worker."""
-    names = f"--names={UNRULY}"
-    with env_host(tmp_path_factory.mktemp("envs"), names, "env.step_timeout_s=4") as running:
+    with env_host(tmp_path_factory.mktemp("envs"), f"--names={UNRULY}", "env.step_timeout_s=4") as running:
         yield running
 
 
@@ -46,7 +44,7 @@ async def pid_of(env: Env) -> int:
 
 
 @pytest.mark.parametrize(
-    ("action", "kind", "complaint"),
+    ("action", "kind", "why"),
     [
         ("fail", EnvError, "the database is gone"),
         ("exit", EnvError, "SystemExit: 3"),
@@ -56,18 +54,15 @@ async def pid_of(env: Env) -> int:
         ("dawdle", EnvError, "no answer within 4 s"),
     ],
 )
-def test_an_error_is_the_same_at_the_client(host: EnvHost, action: str, kind: type[Exception], complaint: str) -> None:
+async def test_an_error_is_the_same_at_the_client(host: EnvHost, action: str, kind: type[Exception], why: str) -> None:
     env = far(host.url, UNRULY)
-
-    async def play() -> None:
-        pid = await pid_of(env)
-        with pytest.raises(kind, match=complaint):
-            await env.step(action)
-        # The process, which it shares with others, is not affected.
-        assert (await env.step("hello")).rewards == {"said": 1.0}
-        assert psutil.pid_exists(pid)
-
-    play_and_close(env, play)
+    pid = await pid_of(env)
+    with pytest.raises(kind, match=why):
+        await env.step(action)
+    # The process, which it shares with others, is not affected.
+    assert (await env.step("hello")).rewards == {"said": 1.0}
+    assert psutil.pid_exists(pid)
+    await env.close()
 
 
 def test_malformed_lists_and_advice_are_failures(host: EnvHost) -> None:
@@ -81,18 +76,15 @@ def test_malformed_lists_and_advice_are_failures(host: EnvHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "complaint"),
+    ("action", "why"),
     [("crash", "its process ended with -6"), ("hang", "did not answer for 9 s, and could not be interrupted")],
 )
-async def test_a_worker_that_crashes_or_hangs_costs_only_its_episodes(
-    host: EnvHost, action: str, complaint: str
-) -> None:
+async def test_a_worker_that_crashes_or_hangs_costs_only_its_episodes(host: EnvHost, action: str, why: str) -> None:
     one, neighbour, other = (far(host.url, UNRULY) for _ in range(3))
     lost_before = host.health()["workers_lost"]
-    pids: dict[EnvClient, int] = {}
-    pids.update({env: await pid_of(env) for env in (one, other, neighbour)})
+    pids = {env: await pid_of(env) for env in (one, other, neighbour)}
     assert pids[one] == pids[neighbour] != pids[other]  # shared out over two
-    with pytest.raises(EnvError, match=complaint):
+    with pytest.raises(EnvError, match=why):
         await one.step(action)
     with pytest.raises(EnvError, match="the environment is lost"):
         await neighbour.step("hello")
@@ -122,17 +114,13 @@ async def test_a_daemon_ends_with_its_episode_and_no_other(host: EnvHost, ending
     wait_until(lambda: not psutil.pid_exists(daemons[1]), "the other daemon's end")
 
 
-def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: EnvHost) -> None:
-    env, tokenizer = far(host.url, UNRULY), shop_tokenizer()
-
-    async def play() -> None:
-        with pytest.raises(EpisodeFailed, match="is lost: its process ended with -9") as failed:
-            pid = await pid_of(env)
-            psutil.Process(pid).kill()
-            await rollout_of(env, engine_of(saying(tokenizer, "search")))
-        assert failed.value.outcome is Outcome.ENV_FAILURE
-
-    play_and_close(env, play)
+async def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: EnvHost) -> None:
+    env = far(host.url, UNRULY)
+    with pytest.raises(EpisodeFailed, match="is lost: its process ended with -9") as failed:
+        psutil.Process(await pid_of(env)).kill()
+        await rollout_of(env, engine_of(saying(shop_tokenizer(), "search")))
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+    await env.close()
 
 
 async def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_found(tmp_path: Path) -> None:
@@ -167,14 +155,14 @@ def test_a_stopped_server_that_answers_no_ping_is_lost(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("number", "lease_s", "before_s"),
+    ("sent", "lease_s", "wait_s"),
     [
         (signal.SIGKILL, 600, 0.5),  # the server learns of its end at once
         (signal.SIGSTOP, 4, 5.0),  # longer than the lease, which the player's pongs renew until it is stopped
     ],
 )
 async def test_a_silent_client_frees_its_slot(
-    tmp_path: Path, number: signal.Signals, lease_s: float, before_s: float
+    tmp_path: Path, sent: signal.Signals, lease_s: int, wait_s: float
 ) -> None:
     settings = ["--names=grid", "--max-episodes=1", "--processes=1"]
     with env_host(tmp_path, *settings, f"--lease-s={lease_s}") as host:
@@ -182,9 +170,9 @@ async def test_a_silent_client_frees_its_slot(
         wait_until(lambda: "playing" in player.said(), "the first player")
         env = far(host.url, "grid")
         start = asyncio.create_task(env.reset(TASK))
-        await asyncio.sleep(before_s)
+        await asyncio.sleep(wait_s)
         assert not start.done() and host.health()["episodes"] == 1
-        player.send(number)
+        player.send(sent)
         await start
         assert host.health()["episodes"] == 1
         await env.close()
@@ -192,23 +180,20 @@ async def test_a_silent_client_frees_its_slot(
         player.kill()
 
 
-def test_a_cancelled_step_leaves_nothing_behind(host: EnvHost) -> None:
+async def test_a_cancelled_step_leaves_nothing_behind(host: EnvHost) -> None:
     env = far(host.url, UNRULY)
-
-    async def play() -> None:
+    await env.reset(TASK)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await env.step("dawdle")
+    with pytest.raises(EnvError, match="call reset first"):
+        await env.step("hello")
+    for _ in range(20):
         await env.reset(TASK)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await env.step("dawdle")
-        with pytest.raises(EnvError, match="call reset first"):
-            await env.step("hello")
-        for _ in range(20):
-            await env.reset(TASK)
-            waiting = asyncio.ensure_future(env.step("dawdle"))
-            await asyncio.sleep(0.005)
-            waiting.cancel()
-            await env.reset(TASK)
-            assert (await env.step("hello")).messages[0].content == "hello"
-
-    play_and_close(env, play)
+        waiting = asyncio.ensure_future(env.step("dawdle"))
+        await asyncio.sleep(0.005)
+        waiting.cancel()
+        await env.reset(TASK)
+        assert (await env.step("hello")).messages[0].content == "hello"
+    await env.close()
     host.wait_until(lambda health: health["episodes"] == 0, "the slot")

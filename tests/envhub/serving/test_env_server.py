@@ -42,9 +42,7 @@ def test_a_client_needs_the_secret_and_no_log_contains_it(tmp_path: Path, monkey
         assert "s3cret" not in host.process.said()
 
 
-def test_a_secret_that_cannot_be_sent_is_refused_and_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unsendable_secret_is_refused_and_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for content in ("", "two words", "line\nline", "p\u00e4ss"):
         (tmp_path / "secret").write_text(content)
         assert main(["serve", "envs", f"--key-file={tmp_path / 'secret'}"]) == 2
@@ -52,20 +50,21 @@ def test_a_secret_that_cannot_be_sent_is_refused_and_not_shown(
         assert "must contain printable ASCII without spaces" in said and (not content or content not in said)
 
 
+def opening(options: bytes, env: str = "kg") -> bytes:
+    return encode_message(Open(env=env, options=msgspec.Raw(options)))
+
+
 def bombs() -> dict[str, bytes]:
     many = b"\xdd" + struct.pack(">I", 7_000_000) + b"\x90" * 7_000_000
     deep = b"\x81\xa1a" * 20_000 + b"\x00"
-    open_ = Open(env="kg", options=msgspec.Raw(b"\x80"))
     return {
         "garbage": b"\xc1\xff\x00 what",
         "not MessagePack": b"reset",
         "empty": b"",
         "an unknown request": msgspec.msgpack.encode({"type": "Shutdown"}),
-        "a field too many": encode_message(open_).replace(b"\x83", b"\x84", 1) + b"\xa1x\x01",
-        "options that are many empty lists": encode_message(
-            msgspec.structs.replace(open_, options=msgspec.Raw(b"\x81\xa4hops" + many))
-        ),
-        "options that are deep": encode_message(msgspec.structs.replace(open_, options=msgspec.Raw(deep))),
+        "a field too many": opening(b"\x80").replace(b"\x83", b"\x84", 1) + b"\xa1x\x01",
+        "options that are many empty lists": opening(b"\x81\xa4hops" + many),
+        "options that are deep": opening(deep),
         "a step before the start": encode_message(StepEnv(action="x")),
         "larger than any": b"\x00" * (9 << 20),
     }
@@ -94,8 +93,8 @@ async def test_hostile_messages_are_refused_and_cost_the_server_no_memory(host: 
 
 async def test_a_client_that_sends_before_it_was_answered_is_disconnected(host: EnvHost) -> None:
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
-        for ask in (Open(env=UNRULY, options=msgspec.Raw(b"\x80")), Reset(task=TASK)):
-            await connection.send_bytes(encode_message(ask))
+        for ask in (opening(b"\x80", UNRULY), encode_message(Reset(task=TASK))):
+            await connection.send_bytes(ask)
             await connection.receive()
         for _ in range(2):
             await connection.send_bytes(encode_message(StepEnv(action="dawdle")))
@@ -122,17 +121,14 @@ def test_a_server_that_gets_sigterm_logs_it(tmp_path: Path) -> None:
         assert host.process.wait(60) == 75
 
 
-@pytest.mark.parametrize(
-    ("setting", "complaint"),
-    [
+def test_what_cannot_be_served_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for setting, complaint in (
         ("--names=kgg", "`--names` must be one of"),
         ("--processes=0", "`--processes` must be >= 1, got 0"),
         ("--port=70000", "`--port` must be in [0, 65535], got 70000"),
-    ],
-)
-def test_what_cannot_be_served_is_explained(setting: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "envs", setting]) == 2
-    assert complaint in capsys.readouterr().err
+    ):
+        assert main(["serve", "envs", setting]) == 2
+        assert complaint in capsys.readouterr().err
 
 
 def test_workers_that_do_not_start_end_the_server_with_their_code(tmp_path: Path) -> None:
