@@ -115,11 +115,6 @@ def test_the_admissible_actions_are_all_valid_ones() -> None:
     ]
 
 
-def with_places(state: State, **places: str) -> State:
-    moved = {name.replace("_", " "): place for name, place in places.items()}
-    return replace(state, places=state.places | moved)
-
-
 LIT = {"lamp_on": True, "location": "desk 1"}
 PLACED, TWO = ("pick_and_place", "apple", "desk"), ("pick_two_obj", "mug", "desk")
 LOOK = ("look_at_obj_in_light", "book", "")
@@ -151,12 +146,12 @@ def test_a_task_is_won_in_these_states_and_no_others(
     [("pick_clean_then_place", "clean"), ("pick_heat_then_place", "hot"), ("pick_cool_then_place", "cool")],
 )
 def test_a_treated_object_wins_and_an_untreated_one_does_not(task_type: str, field: str) -> None:
-    here = room(task_type, object_kind="mug", place_kind="drawer")
+    here = room(task_type)
     state = State(places=here.objects)  # mug 2 lies in the drawer already, untreated
     treated = replace(state, **{field: frozenset({"mug 1"})})
     assert not is_won(here, state)
     assert not is_won(here, treated)
-    assert is_won(here, with_places(treated, mug_1="drawer 1"))
+    assert is_won(here, replace(treated, places=here.objects | {"mug 1": "drawer 1"}))
 
 
 def test_every_task_type_is_drawn_and_can_be_configured_alone() -> None:

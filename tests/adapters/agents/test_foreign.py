@@ -3,14 +3,12 @@
 Their frameworks lie beside our packages in an environment that runs this file.
 """
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 from docs.examples.foreign import trl_sums
 
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Observation
 from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from tests.actors.episode.episodes import engine_of, turns_of
 from tests.actors.episode.test_tool_calls import LONG, Writer
@@ -38,19 +36,15 @@ def test_an_agent_asks_for_a_price_and_says_it(script: str, says: list[str], num
     assert trajectory.total_reward == 1.0 and len(trajectory.branch_starts) == num_branches
 
 
-def test_a_corridor_of_gymnasium_is_played_in_words() -> None:
-    module = "docs.examples.foreign.gymnasium_corridor"
-    options = {"game": f"{module}:Corridor-v0", "speech": f"{module}:SPEECH"}
-
-    async def played(says: str) -> Observation:
-        env = make_env("gymnasium", options)
+async def test_a_corridor_of_gymnasium_is_played_in_words() -> None:
+    module, scores = "docs.examples.foreign.gymnasium_corridor", []
+    for says in ("Left.", "right"):
+        env = make_env("gymnasium", {"game": f"{module}:Corridor-v0", "speech": f"{module}:SPEECH"})
         seen = await env.reset(task_of("gymnasium"))
         while not seen.done:
             seen = await env.step(says)
-        return seen
-
-    ends = [asyncio.run(played(says)) for says in ("Left.", "right")]
-    assert sorted(end.score for end in ends) == [0.0, 1.0]
+        scores.append(seen.score)
+    assert sorted(scores) == [0.0, 1.0]
 
 
 def test_the_functions_of_a_script_for_trl_give_what_they_say() -> None:

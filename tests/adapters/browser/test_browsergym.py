@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.actors.episode.answer import answer
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Env, EnvError, Observation
+from slipstream.envhub.env import EnvError, Observation
 from tests.adapters.held import ALWAYS
 from tests.envhub.env_cases import Case, task_of
 from tests.http_stand_in import Asked, HttpStandIn, Reply
@@ -27,13 +27,6 @@ CASE = Case("browsergym", 20, 0, {"train": [ENTER_TEXT]}, share=0.01, max_walk=2
 
 def page(observation: Observation) -> str:
     return observation.messages[-1].content
-
-
-async def play(env: Env, actions: Callable[[str], list[str]], index: int = 0) -> list[Observation]:
-    observations = [await env.reset(task_of("browsergym", index))]
-    for action in actions(page(observations[0])):
-        observations.append(await env.step(action))
-    return observations
 
 
 def bid(text: str, pattern: str) -> str:
@@ -74,7 +67,9 @@ async def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
 
     env = make_env("browsergym", {"train": ["browsergym/miniwob.click-test-2", ENTER_TEXT]})
     for index, player in enumerate((click_one, enter)):
-        observations = await play(env, player, index)
+        observations = [await env.reset(task_of("browsergym", index))]
+        for action in player(page(observations[0])):
+            observations.append(await env.step(action))
         assert "click(bid: str" in observations[0].messages[0].content
         assert "upload_file" not in observations[0].messages[0].content
         end = observations[-1]

@@ -1,6 +1,5 @@
 """TextArena's games for one player, really played: `make test-adapters` installs TextArena and runs it."""
 
-import asyncio
 import re
 from collections.abc import Callable
 
@@ -33,33 +32,29 @@ def played(game: str, actions: list[str]) -> list[Observation]:
     return acted("textarena", {"game": game}, 0, actions)
 
 
-def guessed(index: int) -> tuple[int, list[Observation]]:
+async def guessed(index: int) -> tuple[int, list[Observation]]:
     """Bisection, which needs five guesses of twenty numbers."""
-
-    async def bisect() -> tuple[int, list[Observation]]:
-        env, low, high = make_env("textarena", {"game": "GuessTheNumber-v0"}), 1, 20
-        observations = [await env.reset(task_of("textarena", index))]
-        while True:
-            guess = (low + high) // 2
-            observations.append(await env.step(f"I say [{guess}]"))
-            if observations[-1].done:
-                return guess, observations
-            if "higher" in observations[-1].messages[0].content:
-                low = guess + 1
-            else:
-                high = guess - 1
-
-    return asyncio.run(bisect())
+    env, low, high = make_env("textarena", {"game": "GuessTheNumber-v0"}), 1, 20
+    observations = [await env.reset(task_of("textarena", index))]
+    while True:
+        guess = (low + high) // 2
+        observations.append(await env.step(f"I say [{guess}]"))
+        if observations[-1].done:
+            return guess, observations
+        if "higher" in observations[-1].messages[0].content:
+            low = guess + 1
+        else:
+            high = guess - 1
 
 
-def test_a_number_is_guessed_and_every_task_has_its_own() -> None:
-    games = [guessed(index) for index in range(12)]
+async def test_a_number_is_guessed_and_every_task_has_its_own() -> None:
+    games = [await guessed(index) for index in range(12)]
     for _, observations in games:
         end = observations[-1]
         assert (end.terminated, end.success, end.score, end.rewards) == (True, True, 1.0, {"game": 1.0})
         assert all(observation.score == 0.0 for observation in observations[:-1])
     assert len({number for number, _ in games}) > 3
-    assert guessed(0) == games[0]
+    assert await guessed(0) == games[0]
 
 
 def test_only_what_is_new_is_said_and_not_the_players_own_words() -> None:

@@ -21,7 +21,7 @@ from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
+from slipstream.common.records.trajectory import Outcome, StopReason, Trajectory, check
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.adapters.verifiers_env import VerifiersEnv
 from slipstream.envhub.catalogue import make_any_env, make_env
@@ -31,6 +31,7 @@ from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.check_input import check_input
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.envhub.env_cases import task_of
 from tests.waiting import until
 
 STUB = Path(__file__).parent / "verifiers_stub"
@@ -62,18 +63,12 @@ def engine(token_time_s: float = 0.0) -> ScriptedEngine:
     return engine_of(answered, token_time_s=token_time_s)
 
 
-async def played(
-    options: MixtureEntry,
-    *,
-    record: EpisodeRecord | None = None,
-    sampler: ScriptedEngine | None = None,
-    **settings: Any,
-) -> Trajectory:
+async def played(options: MixtureEntry, *, sampler: ScriptedEngine | None = None, **settings: Any) -> Trajectory:
     """One episode by the actor's own code, on a fresh environment."""
-    record = record or EpisodeRecord(attempt=attempt_on())
+    record = settings.setdefault("record", EpisodeRecord(attempt=attempt_on()))
     settings.setdefault("allowance", replace(ALLOWANCE, step_timeout_s=DEADLINE_S))
     async with fresh_env({record.attempt.task.env: options}, record.attempt.task, timeout_s=DEADLINE_S) as env:
-        return await rollout_of(env, sampler or engine(), record=record, tokenizer=TOKENIZER, **settings)
+        return await rollout_of(env, sampler or engine(), tokenizer=TOKENIZER, **settings)
 
 
 def play(options: MixtureEntry, **settings: Any) -> Trajectory:
@@ -112,18 +107,16 @@ def test_a_prompt_that_does_not_continue_the_last_answer_begins_a_branch() -> No
 
 
 @pytest.mark.parametrize(
-    ("taskset", "max_turns", "max_tokens", "stop_reason", "num_turns"),
+    ("taskset", "limits", "ending"),
     [
-        ({"turns": 9}, 2, 256, StopReason.MAX_TURNS, 2),
-        ({"turns": 9, "does": "context"}, 8, 40, StopReason.MAX_TOKENS, 2),
+        ({"turns": 9}, {"max_turns": 2}, StopReason.MAX_TURNS),
+        ({"turns": 9, "does": "context"}, {"max_tokens": 40}, StopReason.MAX_TOKENS),
     ],
 )
-def test_the_policys_own_limits_end_an_episode_that_is_scored(
-    taskset: dict[str, Any], max_turns: int, max_tokens: int, stop_reason: StopReason, num_turns: int
-) -> None:
-    allowance = replace(ALLOWANCE, max_turns=max_turns, max_tokens=max_tokens, step_timeout_s=DEADLINE_S)
+def test_the_policys_own_limits_end_an_episode_that_is_scored(taskset: Any, limits: Any, ending: StopReason) -> None:
+    allowance = replace(ALLOWANCE, step_timeout_s=DEADLINE_S, **limits)
     trajectory = play(part(**taskset), allowance=allowance)
-    assert (trajectory.stop_reason, len(trajectory.turns)) == (stop_reason, num_turns)
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (ending, 2)
     assert trajectory.outcome is Outcome.POLICY
     assert trajectory.turns[-1].rewards == {"right": 0.5, "short": 0.25}
 
@@ -224,7 +217,6 @@ async def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_proces
     lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
     limits: dict[str, Any] = {"max_tokens": 256, "max_turns": 8, "sampling": attempt_on().sampling}
     terms = Terms(tokenizer=TOKENIZER, end_tokens=end_tokens(TOKENIZER), started_at_s=0.0, **limits)
-    task = Task(env="verifiers", split="train", index=0)
     assert isinstance(lost, VerifiersEnv) and isinstance(next_one, VerifiersEnv)
     asked: list[list[int]] = []
 
@@ -239,8 +231,8 @@ async def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_proces
         return Reply(tokens=answered(request.prompt), logprobs=[0.0, 0.0], finish_reason="stop")
 
     with pytest.raises(EnvError, match="its process ended"):
-        await lost.play_episode(task, terms, killed)
-    await next_one.play_episode(task, terms, sampled)
+        await lost.play_episode(task_of("verifiers"), terms, killed)
+    await next_one.play_episode(task_of("verifiers"), terms, sampled)
     assert asked[1] == asked[0]
     await next_one.close()
     await lost.close()
@@ -248,60 +240,53 @@ async def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_proces
     assert not any(is_running(pid) for pid in pids.read_text().split())
 
 
-def cut_in_turn(turn: int, options: MixtureEntry) -> EpisodeRecord:
-    record = EpisodeRecord(attempt=attempt_on())
-
-    async def cut() -> None:
-        sampler = engine(token_time_s=0.05)
-        playing = asyncio.create_task(played(options, record=record, sampler=sampler))
-        await until(lambda: len(record.turns) == turn and sampler.load().num_running == 1, "the turn is being written")
-        playing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-
-    asyncio.run(cut())
-    return record
+async def cut_in_turn(turn: int, options: MixtureEntry) -> Trajectory:
+    record, sampler = EpisodeRecord(attempt=attempt_on()), engine(token_time_s=0.05)
+    playing = asyncio.create_task(played(options, record=record, sampler=sampler))
+    await until(lambda: len(record.turns) == turn and sampler.load().num_running == 1, "the turn is being written")
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    return record.partial()
 
 
-def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> None:
-    partial = cut_in_turn(2, part(does="branch")).partial()
+async def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> None:
+    partial = await cut_in_turn(2, part(does="branch"))
     check(partial, vocab_size=100)
-    resumed = play(part(does="branch"), record=resumed_record(attempt_on(), partial))
-    whole = play(part(does="branch"))
+    resumed = await played(part(does="branch"), record=resumed_record(attempt_on(), partial))
+    whole = await played(part(does="branch"))
     for name in ("tokens", "loss_mask", "branch_starts"):
         assert getattr(resumed, name) == getattr(whole, name)
     assert [turn.rewards for turn in resumed.turns] == [turn.rewards for turn in whole.turns]
 
 
-def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
-    partial = cut_in_turn(2, part(does="random")).partial()
+async def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
+    partial = await cut_in_turn(2, part(does="random"))
     first = bytes([partial.tokens[0] ^ 1])  # another token than it is, whichever that is
-    other = msgspec.structs.replace(partial, tokens=first + partial.tokens[1:])
+    other = resumed_record(attempt_on(), msgspec.structs.replace(partial, tokens=first + partial.tokens[1:]))
     brief = replace(ALLOWANCE, step_timeout_s=5.0)
     with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
-        play(part(does="random"), record=resumed_record(attempt_on(), other), allowance=brief)
+        await played(part(does="random"), record=other, allowance=brief)
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+    record = resumed_record(attempt_on(), await cut_in_turn(1, part()))
     with pytest.raises(EpisodeFailed, match="1 of its 1 recorded prompts were not sent again"):
-        play(part(first=20), record=resumed_record(attempt_on(), cut_in_turn(1, part()).partial()), allowance=brief)
+        await played(part(first=20), record=record, allowance=brief)
 
 
-def prompts(split: str, options: MixtureEntry) -> set[int]:
-    async def first_tokens() -> set[int]:
-        tasks = [Task(env="shop", split=split, index=index) for index in range(50)]
-        records = [EpisodeRecord(attempt=replace(attempt_on(), task=task)) for task in tasks]
-        trajectories = await asyncio.gather(*(played(options, record=record) for record in records))
-        return {int(trajectory.token_array()[0]) for trajectory in trajectories}
-
-    return asyncio.run(first_tokens())
+async def prompts(split: str, options: MixtureEntry) -> set[int]:
+    attempts = [replace(attempt_on(), task=task_of("shop", index, split)) for index in range(50)]
+    records = [EpisodeRecord(attempt=attempt) for attempt in attempts]
+    trajectories = await asyncio.gather(*(played(options, record=record) for record in records))
+    return {int(trajectory.token_array()[0]) for trajectory in trajectories}
 
 
-def test_an_eighth_of_the_tasks_is_held_out_by_what_they_say_or_another_taskset_is() -> None:
-    train, held_out = prompts("train", part(turns=1)), prompts("held_out", part(turns=1))
+async def test_an_eighth_of_the_tasks_is_held_out_by_what_they_say_or_another_taskset_is() -> None:
+    train, held_out = await prompts("train", part(turns=1)), await prompts("held_out", part(turns=1))
     assert train | held_out == set(range(20)) and not train & held_out and train and held_out
     of_two = part(turns=1, num_tasks=10)
     of_two.options["held_out"] = {"first": 30}
-    assert prompts("train", of_two) == set(range(10))
-    assert prompts("held_out", of_two) == set(range(30, 40))
+    assert await prompts("train", of_two) == set(range(10))
+    assert await prompts("held_out", of_two) == set(range(30, 40))
 
 
 def test_the_process_sees_no_secret_but_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,18 +297,15 @@ def test_the_process_sees_no_secret_but_those_that_are_named(monkeypatch: pytest
     assert play(options).turns[-1].rewards == {"HIDDEN_FROM_EPISODES": 0.0, "JUDGE_KEY": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
+def test_options_that_do_not_fit_are_refused_when_it_is_made() -> None:
+    for changes, complaint in (
         ({"python": "/no/such/python"}, "must be a Python interpreter, got '/no/such/python'"),
         ({"config": {"agent": {}}}, "must have a taskset"),
         ({"secrets": {"KEY": "NOT_SET_HERE"}}, "NOT_SET_HERE is not set"),
         ({"game": "chess"}, "its options are: python, config"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_when_it_is_made(changes: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        make_any_env("verifiers", part().options | changes)
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            make_any_env("verifiers", part().options | changes)
     with pytest.raises(ValueError, match="runs whole episodes itself"):
         make_env("verifiers", part().options)  # to play it action by action
 
