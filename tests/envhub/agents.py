@@ -60,13 +60,10 @@ async def chats(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 
 
 async def streams(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages = opening(task)
+    messages, settings = opening(task), {"stream": True, "stream_options": {"include_usage": True}}
     for turn in range(3):
         text, usage = "", None
-        options = {"include_usage": True}
-        stream = await client.chat.completions.create(
-            model="gpt-4o", messages=messages, stream=True, stream_options=options
-        )
+        stream = await client.chat.completions.create(model="gpt-4o", messages=messages, **settings)
         async for chunk in stream:
             usage = chunk.usage or usage
             text += "".join(choice.delta.content or "" for choice in chunk.choices)

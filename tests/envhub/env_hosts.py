@@ -38,16 +38,13 @@ class EnvHost:
         assert isinstance(health, dict)
         return health
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.pid).children()
+        return psutil.Process(self.process.pid).children()
 
     def most_held_bytes(self) -> int:
         """The most that the server and its workers ever held, added up."""
-        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in (self.pid, *(w.pid for w in self.workers()))]
+        pids = [self.process.pid, *(worker.pid for worker in self.workers())]
+        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
         return sum(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10 for status in statuses)
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> None:

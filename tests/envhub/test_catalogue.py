@@ -106,9 +106,8 @@ def test_a_users_own_class_is_imported() -> None:
     assert isinstance(make_env("tests.guess:GuessEnv", {}), GuessEnv)
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
+def test_a_wrong_name_is_explained() -> None:
+    for name, complaint in (
         ("shpo", "got 'shpo'; did you mean shop?"),
         ("chess", "or module:Class for your own environment, got 'chess'; check the spelling"),
         ("nowhere.maze:Maze", "cannot import nowhere.maze: No module named 'nowhere'; is its folder on PYTHONPATH?"),
@@ -119,26 +118,21 @@ def test_a_users_own_class_is_imported() -> None:
         (f"{__name__}:Unfinished", "lacks step of slipstream.envhub.env.Env"),
         (f"{__name__}:Inheritor", "lacks reset, step of slipstream.envhub.env.Env"),
         (f"{__name__}:Misspelt", "lacks restore of slipstream.envhub.env.Env"),
-    ],
-)
-def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"`env.name`.*{re.escape(complaint)}"):
-        env_maker(name)
+    ):
+        with pytest.raises(ValueError, match=f"`env.name`.*{re.escape(complaint)}"):
+            env_maker(name)
 
 
 def test_what_a_class_lacks_has_the_default_that_fits_the_rest_of_it() -> None:
     plain, restorable = (make_env(f"{__name__}:{kind.__name__}", {}) for kind in (Plain, Restorable))
     assert (plain.replay_only, restorable.replay_only) == (True, False)
-    assert env_maker(f"{__name__}:Plain") is Plain, (
-        "one class, however many episodes: a new one each would stay for ever"
-    )
+    assert env_maker(f"{__name__}:Plain") is Plain, "one class for all episodes: a new one each would stay for ever"
     wrapper: Any = make_env(f"{__name__}:Wrapper", {})
     assert wrapper.expert == "the inner expert" and wrapper.replay_only == "the inner replay_only"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "complaint"),
-    [
+def test_invalid_options_are_explained() -> None:
+    for name, options, complaint in (
         ("shop", {"profil": "small"}, "shop: got an unexpected keyword argument 'profil'; its options are: profile"),
         ("shop", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
         ("household", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
@@ -148,11 +142,9 @@ def test_what_a_class_lacks_has_the_default_that_fits_the_rest_of_it() -> None:
         ("household", {"task_types": ["dance"]}, "`env.options.task_types` must be some of pick_and_place, "),
         ("household", {"task_types": []}, "leave it out for all"),
         ("tests.envhub.failing:UnmadeEnv", {"length": 3}, "its options are: none"),
-    ],
-)
-def test_invalid_options_are_explained(name: str, options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        make_env(name, options)
+    ):
+        with pytest.raises(ValueError, match=re.escape(complaint)):
+            make_env(name, options)
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

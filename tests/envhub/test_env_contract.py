@@ -55,7 +55,6 @@ SECRETS: dict[str, Callable[[Any], Iterable[str]]] = {
 }
 
 every_env = pytest.mark.parametrize("case", CASES, ids=str)
-every_spaced_env = pytest.mark.parametrize("case", [case for case in CASES if case.is_spaced], ids=str)
 
 
 def test_every_environment_of_the_catalogue_is_tested_here() -> None:
@@ -327,7 +326,7 @@ def test_every_admissible_action_is_understood(case: Case) -> None:
             asyncio.run(do_all(env, task, actions))
 
 
-@every_spaced_env
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_spaced], ids=str)
 def test_white_space_around_words_and_brackets_does_not_matter(case: Case) -> None:
     env, rng = case.make(), random.Random(12)
     for index in range(case.count(10)):

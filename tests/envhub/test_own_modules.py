@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from slipstream.actors.host.host_parts import check_environments
-from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import code_of
 from slipstream.envhub.own_modules import SHARED_ROOMS, SLIPSTREAM, own_modules
@@ -40,23 +40,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def config_of(*settings: str) -> Config:
-    return load_config(None, list(settings))
-
-
 def test_the_modules_are_those_of_the_package_that_the_environment_imports(package: Path) -> None:
-    config = config_of("env.name=ours.env:OurEnv")
+    config = load_config(None, ["env.name=ours.env:OurEnv"])
     assert set(own_modules(config.env)) == {SLIPSTREAM, "ours", "ours.env", "ours.words"}
-    assert set(own_modules(config_of("env.name=shop").env)) == {SLIPSTREAM}
+    assert set(own_modules(load_config(None, ["env.name=shop"]).env)) == {SLIPSTREAM}
 
 
 def test_a_function_that_is_a_part_of_the_reward_counts_too(package: Path) -> None:
-    config = config_of("env.name=grid", "env.rewards={right: {part: 'ours.rewards:exact'}}")
+    config = load_config(None, ["env.name=grid", "env.rewards={right: {part: 'ours.rewards:exact'}}"])
     assert set(own_modules(config.env)) == {SLIPSTREAM, "ours", "ours.rewards"}
 
 
 def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_file(package: Path) -> None:
-    config = config_of("env.name=ours.env:OurEnv")
+    config = load_config(None, ["env.name=ours.env:OurEnv"])
     facts = replace(FACTS, own_modules=own_modules(config.env))
     check_environments(config, facts)
     (package / "script.py").write_text("changed")
@@ -68,7 +64,7 @@ def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_f
 
 def test_an_actor_of_another_version_is_refused() -> None:
     """Its scripts for Redis, its records and its environments may be others, under the same names."""
-    config = config_of("env.name=shop")
+    config = load_config(None, ["env.name=shop"])
     with pytest.raises(ConfigError, match=r"Slipstream on this host differs .* the learner's 0123; install"):
         check_environments(config, replace(FACTS, own_modules={SLIPSTREAM: "0123"}))
 
@@ -89,6 +85,6 @@ def test_the_digest_is_of_every_python_file_and_script(tmp_path: Path, monkeypat
 
 
 def test_an_actor_without_the_code_learns_where_it_must_be() -> None:
-    config = config_of("env.name=theirs.env:TheirEnv")
+    config = load_config(None, ["env.name=theirs.env:TheirEnv"])
     with pytest.raises(ConfigError, match=r"cannot import theirs.* must be on every host of actors: in its image"):
         check_environments(config, replace(FACTS, own_modules={"theirs.env": "digest"}))

@@ -37,12 +37,9 @@ def lamp(product_id: str, *, kind: Kind = DESK_LAMP, attributes: tuple[str, ...]
     )
 
 
+RED_AND_LARGE = {"color": "red", "size": "large"}
 GOAL = Goal(
-    kind=DESK_LAMP,
-    attributes=frozenset({"plain", "light"}),
-    options={"color": "red", "size": "large"},
-    max_price=25,
-    product_id="b2",
+    kind=DESK_LAMP, attributes=frozenset({"plain", "light"}), options=RED_AND_LARGE, max_price=25, product_id="b2"
 )
 PRODUCTS = (
     lamp("b1", attributes=("light", "striped"), price=20),
@@ -57,7 +54,6 @@ STORE = Store(
     instruction="find light plain desk lamp red large under 25",
     searches=("light plain desk lamp",),
 )
-RED_AND_LARGE = {"color": "red", "size": "large"}
 
 
 def walk(*actions: str, page_size: int = 4, ranked: bool = False) -> Page:

@@ -10,20 +10,9 @@ from slipstream.envhub.web.web_task import Errand
 from slipstream.envhub.world import Change
 from tests.envhub.env_cases import act, task_of
 
-SITE = Site(
-    items={
-        "red lamp cedar": 20,
-        "red lamp maple": 30,
-        "blue lamp cedar": 40,
-        "red lamp rowan": 50,
-        "red hat maple": 60,
-        "red lamp birch": 70,
-        "red lamp alder": 80,
-    },
-    people=("ben", "cleo"),
-    name="ada",
-    password="magnet",
-)
+ITEMS = {"red lamp cedar": 20, "red lamp maple": 30, "blue lamp cedar": 40, "red lamp rowan": 50}
+ITEMS |= {"red hat maple": 60, "red lamp birch": 70, "red lamp alder": 80}
+SITE = Site(items=ITEMS, people=("ben", "cleo"), name="ada", password="magnet")
 STATE = SiteState(orders={"101": ItemOrder(item="red hat maple", count=2)}, account={"city": "dover", "phone": "1234"})
 ENTERED = msgspec.structs.replace(STATE, sessions=frozenset({SITE.cookie}))
 

@@ -13,7 +13,6 @@ import pytest
 from slipstream.actors.episode.actions import Actions
 from slipstream.actors.episode.answer import CheckedEnv
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import FORMATS
 from slipstream.common.text.chat import Chat
 from slipstream.envhub.catalogue import make_env
@@ -24,11 +23,16 @@ from tests.actors.search.test_search_env import any_action, ends_of, search
 from tests.adapters.held import USUAL
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.envhub import test_env_contract as contract
-from tests.envhub.env_cases import Case, do_all, some_actions
+from tests.envhub.env_cases import Case, do_all, some_actions, task_of
 from tests.envhub.env_hosts import TASK, EnvHost, env_host, far, play_and_close
 from tests.tools.play.test_collect import settings
 
 SHOP_CASE = Case("shop", 40, 0.6)
+NEAR_CASES = [
+    Case("kg", 60, 0.4, {"hops": 3}),
+    Case("sqldb", 40, 0.9, samples=("sql SELECT 1 UNION SELECT 2",)),
+    Case("shell", 10, 0.4, samples=("bash touch mine",), max_walk=2),
+]
 HERE = {"url": "http://127.0.0.1:1"}
 CONTRACT: list[Callable[[Case], None]] = [
     *USUAL,
@@ -56,15 +60,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
         yield running
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("kg", 60, 0.4, {"hops": 3}),
-        Case("sqldb", 40, 0.9, samples=("sql SELECT 1 UNION SELECT 2",)),
-        Case("shell", 10, 0.4, samples=("bash touch mine",), max_walk=2),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", NEAR_CASES, ids=str)
 def test_a_remote_environment_behaves_like_a_local_one(host: EnvHost, case: Case) -> None:
     near, there, rng = case.make(), far(host.url, case.name, **case.options), random.Random(1)
     for index in range(2):
@@ -111,33 +107,27 @@ def test_a_remote_environment_reports_that_it_is_replay_only(host: EnvHost) -> N
     asyncio.run(env.close())
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
+def test_options_that_cannot_be_meant_are_explained() -> None:
+    for options, complaint in (
         ({"url": "127.0.0.1:1", "env": "kg"}, "must be http://HOST:PORT of `slipstream serve envs`, got '127.0.0.1:1'"),
         (HERE | {"env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}}, "cannot be sent: .* the limit is 65536"),
         (HERE | {"env": "kg", "options": {"a": 10**20}}, "`env.options.options` cannot be sent: malformed options"),
         (HERE | {"env": "kg", "key_file": "/nowhere"}, "`env.options.key_file` /nowhere"),
         (HERE, "missing a required argument: 'env'"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_explained(options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        make_env("remote", options)
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            make_env("remote", options)
 
 
-@pytest.mark.parametrize(
-    ("env", "options", "complaint"),
-    [
+def test_what_the_server_cannot_make_is_said(host: EnvHost) -> None:
+    for env, options, complaint in (
         ("kg", {"hops": 9}, "`env.options.hops` must be a whole number from 1 to 4, got 9"),
         ("kg", {"hobs": 1}, "its options are: profile, hops"),
         ("household", {}, "the server has no environment 'household'; it serves kg, grid"),
         ("os:system", {}, "the server has no environment 'os:system'"),
-    ],
-)
-def test_what_the_server_cannot_make_is_said(host: EnvHost, env: str, options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        asyncio.run(far(host.url, env, **options).reset(TASK))
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            asyncio.run(far(host.url, env, **options).reset(TASK))
 
 
 def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_one(host: EnvHost) -> None:
@@ -146,12 +136,12 @@ def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_o
         actions = Actions(env=checked, chat=Chat(shop_tokenizer()), action_format=FORMATS["plain"], shows=True)
 
         async def opening() -> tuple[Message, ...]:
-            return await actions.opening(await checked.reset(Task(env="grid", split="train", index=0)))
+            return await actions.opening(await checked.reset(task_of("grid")))
 
         return play_and_close(env, opening)
 
     def tools(env: Env) -> tuple[Mapping[str, Any], ...]:
-        return play_and_close(env, lambda: env.reset(Task(env="tools", split="train", index=0))).tools
+        return play_and_close(env, lambda: env.reset(task_of("tools"))).tools
 
     near = listed(make_env("grid", {}))
     assert "Possible actions: " in near[-1].content and listed(far(host.url, "grid")) == near
