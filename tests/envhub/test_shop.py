@@ -104,9 +104,7 @@ def test_the_type_reward_has_webshops_four_values() -> None:
 
 
 def test_the_small_pages_have_these_texts() -> None:
-    results = walk("search[light plain desk lamp]")
-    product = next_page(STORE, results, "click[b2]", page_size=4, ranked=False)
-    assert product is not None
+    results, product = walk("search[light plain desk lamp]"), walk("search[light plain desk lamp]", "click[b2]")
     assert terse_text(STORE, results, page_size=4) == "b1 [SEP] b2 [SEP] b3 [SEP] b4"
     assert terse_text(STORE, product, page_size=4) == "b2 [SEP] color red blue [SEP] size small large [SEP] buy now"
     chosen = walk("search[lamp]", "click[b2]", "click[large]", "click[red]")
@@ -193,9 +191,7 @@ def test_only_the_goal_can_earn_the_whole_reward(make_store: Callable[[Task], St
 def test_no_value_is_in_two_options_or_is_also_a_link(make_store: Callable[[Task], Store], num_tasks: int) -> None:
     for index in range(num_tasks):
         for product in make_store(task_of("shop", index)).products:
-            page = Page(results=(0,), product=0)
-            single = Store(products=(product,), index=STORE.index, goal=GOAL, instruction="", searches=())
-            targets = clickables(single, page, page_size=1)
+            targets = clickables(replace(STORE, products=(product,)), Page(results=(0,), product=0), page_size=1)
             assert len(set(targets)) == len(targets)
 
 

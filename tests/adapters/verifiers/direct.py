@@ -21,11 +21,8 @@ class Direct(vf.Harness[DirectConfig]):
         if system is not None:
             messages = [{"role": "system", "content": system}, *messages]
         async with httpx.AsyncClient(timeout=None) as client:
-            reply = await client.post(
-                f"{endpoint}/chat/completions",
-                headers={"Authorization": f"Bearer {secret}"},
-                json={"model": ctx.model, "messages": list(messages)},
-            )
+            headers, body = {"Authorization": f"Bearer {secret}"}, {"model": ctx.model, "messages": list(messages)}
+            reply = await client.post(f"{endpoint}/chat/completions", headers=headers, json=body)
         return vf.ProgramResult(exit_code=int(reply.status_code != 200), stdout="", stderr=reply.text)
 
 
