@@ -101,11 +101,6 @@ def test_an_option_of_another_type_is_named_whatever_the_environment(name: str) 
                 make_any_env(name, {option: value, **{each: "x" for each in needed if each != option}})
 
 
-def test_a_users_own_class_is_imported() -> None:
-    assert env_maker("tests.guess:GuessEnv") is GuessEnv
-    assert isinstance(make_env("tests.guess:GuessEnv", {}), GuessEnv)
-
-
 def test_a_wrong_name_is_explained() -> None:
     for name, complaint in (
         ("shpo", "got 'shpo'; did you mean shop?"),
