@@ -25,7 +25,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
         yield running
 
 
-def test_a_client_needs_the_secret_and_no_log_contains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_needs_the_secret_which_no_log_contains_and_sigterm_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("s3cret-of-mine\n")
     settings = [f"--key-file={tmp_path / 'secret'}", "--names=grid"]
     with env_host(tmp_path, *settings) as host:
@@ -39,6 +41,8 @@ def test_a_client_needs_the_secret_and_no_log_contains_it(tmp_path: Path, monkey
         for env in (far(host.url, "grid"), by_file):
             asyncio.run(env.reset(TASK))
             asyncio.run(env.close())
+        host.process.send(signal.SIGTERM)
+        assert host.process.wait(60) == 75
         assert "s3cret" not in host.process.said()
 
 
@@ -113,12 +117,6 @@ def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
         assert not any(worker.is_running() for worker in workers)
         with pytest.raises(EnvError, match=r"is lost: it closed the connection .*the server ends"):
             asyncio.run(env.step("up"))
-
-
-def test_a_server_that_gets_sigterm_logs_it(tmp_path: Path) -> None:
-    with env_host(tmp_path, "--names=grid", "--processes=1") as host:
-        host.process.send(signal.SIGTERM)
-        assert host.process.wait(60) == 75
 
 
 def test_what_cannot_be_served_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
