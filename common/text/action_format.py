@@ -288,8 +288,8 @@ def _own_format(name: str) -> ActionFormat:
         ) from error
     if not (isinstance(instructions, str) and isinstance(of_nothing, ParsedAction)):
         raise ConfigError(
-            f"`env.action_format` {name!r} has the instructions {instructions!r} and reads {of_nothing!r} from an empty "
-            f"text; {_CONTRACT}"
+            f"`env.action_format` {name!r} has the instructions {instructions!r} and reads {of_nothing!r} from an "
+            f"empty text; {_CONTRACT}"
         )
     if parsed != ParsedAction(text=_ACTION, valid=True):
         raise ConfigError(
