@@ -216,9 +216,12 @@ def test_a_member_that_fails_in_mid_broadcast_costs_neither_learner_nor_others(f
 
 @pytest.mark.parametrize("broadcast", [pytest.param(1, marks=pytest.mark.long), 2], ids=["whole", "delta"])
 def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(broadcast: int, plane: Plane) -> None:
+    spoilt = list[int]()
+
     def spoil(number: int, buffer: torch.Tensor) -> None:
         if number == broadcast:
             buffer[-100] ^= 1
+            spoilt.append(number)
 
     with (
         plane.publishing(anchor_every=9, num_rows=NUM_ROWS) as publisher,
@@ -229,6 +232,7 @@ def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(broadcast: int, pl
         for version in range(3):
             reached(received, version, versions.publish())
             assert versions.group() == ["a"]
+    assert spoilt == [broadcast]
 
 
 def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_next(plane: Plane) -> None:
