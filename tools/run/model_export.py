@@ -41,7 +41,7 @@ def export(config: Config, *, options: ExportOptions) -> int:
 def finish_command(run_dir: RunDir) -> str:
     """The command that ends a stopped run at its last step, and so writes its model; empty before the first.
 
-    A re-run goes on to its own last step.
+    A re-run continues to its own last step.
     """
     steps = [record["step"] for record in newest_metrics(run_dir.metrics) if "trained/reward" in record]
     root = "" if run_dir.path.parent == Path("runs") else f" run.root={shlex.quote(str(run_dir.path.parent))}"
