@@ -23,7 +23,7 @@ asyncio.run(step())
 
 
 def watched(work: str, folder: Path) -> tuple[int, str]:
-    """The exit code of a process that does `work` under a watchdog of 1 s, and what it said."""
+    """The exit code of a process that does `work` under a watchdog of 1 s, and what it logged."""
     process = Process("watched", [sys.executable, "-c", WATCHED.format(work)], log=folder / "log", environment={})
     return process.wait(120), process.said()
 
