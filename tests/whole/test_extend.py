@@ -219,10 +219,6 @@ def test_a_re_run_reports_that_the_file_of_a_part_has_changed(on_disk: Path, ran
         ("tests.whole.wrong_parts:nothing", "nothing must be a class, got function"),
         ("tests.whole.wrong_parts:Deaf", "failed: RuntimeError: I hear nothing; it is made without arguments"),
         ("tests.whole.wrong_parts:Forgetful", "from 'do click[red]', its own text for the action 'click[red]'"),
-        (
-            "tests.whole.wrong_parts:Unexplained",
-            "has the instructions None and reads ParsedAction(text='', valid=True)",
-        ),
     ],
 )
 def test_a_wrong_action_format_is_refused(name: str, complaint: str) -> None:

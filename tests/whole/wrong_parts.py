@@ -163,7 +163,3 @@ class Forgetful(Deaf):
         from slipstream.common.text.action_format import ParsedAction
 
         return ParsedAction(text=completion, valid=True)
-
-
-class Unexplained(Forgetful):
-    instructions = None

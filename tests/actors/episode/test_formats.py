@@ -152,7 +152,12 @@ class Dear(Bare):
 
 @pytest.mark.parametrize(
     ("kind", "complaint"),
-    [(Mute, "reads Parsed"), (Deaf, "reads Parsed"), (Doubtful, "reads .*, valid=False"), (Dear, "failed: TypeError")],
+    [
+        (Mute, "has the instructions None and reads Parsed.* from an empty text"),
+        (Deaf, "has the instructions 'Write .*' and reads None from an empty text"),
+        (Doubtful, "reads .*, valid=False"),
+        (Dear, "failed: TypeError"),
+    ],
 )
 def test_a_class_that_is_no_format_is_refused(kind: type, complaint: str) -> None:
     with pytest.raises(ConfigError, match=rf"^`env.action_format` '{__name__}:{kind.__name__}' {complaint}"):

@@ -340,7 +340,7 @@ def test_every_garbage_is_answered() -> None:
             assert answer.tool_calls or answer.content == valid_text(text) or not text.strip()
 
 
-async def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer(vocabulary_texts(EnvConfig(max_turns=8), 60), 512)
     add_calls(tokenizer)
     shop = ShopEnv()
@@ -349,6 +349,7 @@ async def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.Mon
     engine = engine_of(lambda *_: ids(tokenizer, f"{OPENING}{shop.expert()}{closing}"), max_tokens=512)
     env = make_any_env("agent", {"agent": "tests.adapters.agents.shop_openai:play"})
     parse = parsing(tokenizer=tokenizer)
-    trajectory = await rollout_of(env, engine, tokenizer=tokenizer, allowance=LONG, parse=parse)  # type: ignore[arg-type]
+    played = rollout_of(env, engine, tokenizer=tokenizer, allowance=LONG, parse=parse)  # type: ignore[arg-type]
+    trajectory = asyncio.run(played)
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
     assert all(turn.valid_action for turn in trajectory.turns)
