@@ -14,7 +14,7 @@ from slipstream.common.records.trajectory import Outcome
 from slipstream.envhub.env import Env, EnvError
 from tests.actors.episode.episodes import engine_of, rollout_of, saying
 from tests.common.text.small_tokenizer import shop_tokenizer
-from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far
+from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far, play_and_close
 from tests.processes import Process
 from tests.waiting import wait_until
 
@@ -114,13 +114,17 @@ async def test_a_daemon_ends_with_its_episode_and_no_other(host: EnvHost, ending
     wait_until(lambda: not psutil.pid_exists(daemons[1]), "the other daemon's end")
 
 
-async def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: EnvHost) -> None:
-    env = far(host.url, UNRULY)
-    with pytest.raises(EpisodeFailed, match="is lost: its process ended with -9") as failed:
-        psutil.Process(await pid_of(env)).kill()
-        await rollout_of(env, engine_of(saying(shop_tokenizer(), "search")))
-    assert failed.value.outcome is Outcome.ENV_FAILURE
-    await env.close()
+def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: EnvHost) -> None:
+    env, tokenizer = far(host.url, UNRULY), shop_tokenizer()
+
+    async def play() -> None:
+        with pytest.raises(EpisodeFailed, match="is lost: its process ended with -9") as failed:
+            pid = await pid_of(env)
+            psutil.Process(pid).kill()
+            await rollout_of(env, engine_of(saying(tokenizer, "search")))
+        assert failed.value.outcome is Outcome.ENV_FAILURE
+
+    play_and_close(env, play)
 
 
 async def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_found(tmp_path: Path) -> None:
