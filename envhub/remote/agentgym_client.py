@@ -27,6 +27,7 @@ from slipstream.envhub.remote.env_secret import headers_with, read_secret
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode
 ANSWER_S = 120.0
+CLOSE_S = 10.0  # then the server keeps an environment that no episode uses
 RETRY_S = 0.25
 BUSY = 503  # the server did nothing; the request may be repeated
 MAX_TASKS = 1 << 31
@@ -87,23 +88,25 @@ class AgentGymClient(EpisodeEnv[_Episode]):
             )
         number = numbers[task.index % len(numbers)]
         why = f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
-        async with within(OPEN_S, super().close, why):
+        async with within(OPEN_S, self._dropped, why):
             episode = self._episode = self._episode or await self._created(task)
             answer = await self._request(episode, "reset", {self._server.index_key: number, **self._server.reset_body})
         episode.task, episode.last_reward, episode.is_over, episode.actions = task, 0.0, False, None
         return opened(self._opening(episode, answer), rules=self._rules)
 
     async def close(self) -> None:
+        if self._episode is not None and not self._server.can_close:
+            _SPARE.setdefault(self._url, []).append(self._episode.id)
+        await self._dropped()
+
+    async def _dropped(self) -> None:
+        """Use the episode's environment no more. After a failure another episode could not trust its state either."""
         episode = self._episode
         await super().close()
-        if episode is None:
-            return
-        if not self._server.can_close:
-            _SPARE.setdefault(self._url, []).append(episode.id)
-            return
-        with contextlib.suppress(EnvError, TimeoutError):  # this episode does not use the environment any more
-            async with asyncio.timeout(ANSWER_S):
-                await self._request(episode, "close", {})
+        if episode is not None and self._server.can_close:
+            with contextlib.suppress(EnvError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._request(episode, "close", {})
 
     def admissible(self) -> list[str] | None:
         """Return the actions that the server's last reply listed, or None if its replies list none."""
@@ -125,7 +128,7 @@ class AgentGymClient(EpisodeEnv[_Episode]):
         return _Episode(id=_read(answer, int), task=task)
 
     async def _act(self, episode: _Episode, action: str) -> Observation:
-        async with within(ANSWER_S, super().close, f"{self._url} did not answer within {ANSWER_S:g} s"):
+        async with within(ANSWER_S, self._dropped, f"{self._url} did not answer within {ANSWER_S:g} s"):
             return self._observed(episode, await self._request(episode, "step", {"action": valid_text(action)}))
 
     def _observed(self, episode: _Episode, answer: bytes) -> Observation:

@@ -106,6 +106,7 @@ async def test_what_goes_wrong_is_an_env_failure(stub: str, action: str, complai
     await env.reset(TASK)
     with pytest.raises(EnvError, match=complaint):
         await env.step(action)
+    assert tally(stub, "textcraft")["kept"] == 0
     with pytest.raises(EnvError, match="call reset first"):
         await env.step("3")
     await env.reset(TASK)
