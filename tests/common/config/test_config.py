@@ -236,8 +236,8 @@ def test_of_two_presets_of_the_objective_what_one_sets_would_remain_in_the_other
 
 def test_differences_are_told_by_key() -> None:
     now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.lora.rank=6"])
-    told = differences(Config(), now)
-    assert told == ["model.lora.rank: 0 -> 6", "env.options: {} -> {'people': 3}", "learner.steps: 100 -> 7"]
+    found = differences(Config(), now)
+    assert found == ["model.lora.rank: 0 -> 6", "env.options: {} -> {'people': 3}", "learner.steps: 100 -> 7"]
     assert differences(now, now) == []
 
 

@@ -150,9 +150,9 @@ def test_a_request_to_stop_ends_the_wait_for_a_server(tmp_path: Path, port: int,
 
 
 def test_a_command_or_a_url_that_cannot_be_is_refused() -> None:
-    told = [{"server_command": command, "url": "http://127.0.0.1:1"} for command in ("sh -c 'open", " ", ["sleep"])]
+    bad = [{"server_command": command, "url": "http://127.0.0.1:1"} for command in ("sh -c 'open", " ", ["sleep"])]
     urls = ("https://127.0.0.1:1", "http://127.0.0.1:x", "http://:80")
-    for options in [*told, *({"server_command": "sleep 1", "url": url} for url in urls), {"server_command": "sleep 1"}]:
+    for options in [*bad, *({"server_command": "sleep 1", "url": url} for url in urls), {"server_command": "sleep 1"}]:
         config = load_config(None, [f"env.options={json.dumps(options)}"])
         with pytest.raises(ConfigError, match=r"`env.options.server_command` of shop must be a command"):
             server_commands(config.env)
