@@ -3,13 +3,16 @@
 Only `load_config` uses OmegaConf; all other code gets plain dataclasses, and each component gets only its own section.
 """
 
+import copy
 import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -247,7 +250,7 @@ def _is_of_files(message: str, files: Sequence[str]) -> bool:
 
 
 def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapping[str, object]]) -> Config:
-    structured, source = OmegaConf.structured(Config), ""
+    structured, source = copy.deepcopy(_defaults()), ""
     check_presets([file for file in (path, *presets) if isinstance(file, str)])
     try:
         for preset in [*([path] if path is not None else []), *presets]:
@@ -277,6 +280,12 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
     return config
 
 
+@cache
+def _defaults() -> Any:
+    """What is changed by files and settings; to make it takes longer than all else that is done to load them."""
+    return OmegaConf.structured(Config)
+
+
 def differences(before: Config, now: Config) -> list[str]:
     """Every setting that differs between two configurations, as `section.key: before -> now`."""
     pairs = ((path, value_of(before, path), value_of(now, path)) for path in key_paths())
@@ -291,7 +300,7 @@ def value_of(config: Config, path: str) -> object:
 
 def dump_config(config: Config) -> str:
     """The whole configuration as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
 def key_paths(section: type = Config, prefix: str = "") -> list[str]:
