@@ -72,6 +72,7 @@ IMAGES = {  # by the package that it needs
         programs=(
             *(f"slipstream.tools.cli.cli {verb}" for verb in ("learner", "fit", "collect", "export")),
             *(*OF_LEARNER, "slipstream.tools.run.torchrun", "tests.several_ranks", *ACTORS),
+            "tests.tools.road.stand_in_road",
         ),
         more=(
             *("slipstream.tools.run.train", "slipstream.tools.run.prepare", "slipstream.tools.cli.fit_verb"),
