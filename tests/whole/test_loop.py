@@ -32,19 +32,24 @@ class Length:
     num_tasks: int  # held out
     checkpoint_every: int
     warm_start: int  # episodes
+    groups: int  # a step
     drops_equal: bool  # groups, of which all are equal after a short warm start
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_up_trains_from_nothing_to_a_better_policy(run_id: str, tmp_path: Path) -> None:
-    length = Length(num_steps=30, eval_every=8, num_tasks=100, checkpoint_every=20, warm_start=2500, drops_equal=True)
+    length = Length(
+        num_steps=30, eval_every=8, num_tasks=100, checkpoint_every=20, warm_start=2500, groups=8, drops_equal=True
+    )
     check_that_it_learned(run_to_the_end(run_id, tmp_path, length))
 
 
 @pytest.mark.timeout(1200)
 def test_up_runs_from_nothing_to_its_end_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
-    length = Length(num_steps=10, eval_every=4, num_tasks=16, checkpoint_every=5, warm_start=200, drops_equal=False)
+    length = Length(
+        num_steps=7, eval_every=3, num_tasks=16, checkpoint_every=4, warm_start=100, groups=4, drops_equal=False
+    )
     run_to_the_end(run_id, tmp_path, length)
 
 
@@ -56,7 +61,8 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
     up = ["up", str(REPOSITORY / "conf/quickstart.yaml"), f"run.name={run_id}", f"run.root={tmp_path}"]
     up += [f"learner.steps={length.num_steps}", f"learner.checkpoint_every={length.checkpoint_every}"]
     up += [f"eval.every={length.eval_every}", f"eval.num_tasks={length.num_tasks}"]
-    up += [f"warm_start.episodes={length.warm_start}", "env.rewards={patience: {part: 'tools:patience', weight: 0}}"]
+    up += [f"warm_start.episodes={length.warm_start}", f"replay.groups_per_step={length.groups}"]
+    up += ["env.rewards={patience: {part: 'tools:patience', weight: 0}}"]
     up += [f"replay.drop_zero_variance={str(length.drops_equal).lower()}"]
     up += ["sampling.temperature=1"]  # at the quickstart's own it begins where thirty steps lead to
     said = slipstream(up, mark=run_id, cwd=here, PYTHONPATH=".")
@@ -101,7 +107,7 @@ def check_the_summary(summary: dict[str, Any], length: Length) -> None:
     assert ledger["balanced"]
     held = ledger["claimed"] + ledger["ready"] + ledger["leased"] + ledger["queued"]
     assert ledger["opened"] == ledger["trained"] + sum(ledger["dropped"].values()) + held
-    assert ledger["trained"] == 8 * length.num_steps
+    assert ledger["trained"] == length.groups * length.num_steps
     assert sum(ledger["episodes"].values()) == ledger["inserted"] >= ledger["trained_trajectories"]
     assert 0 <= summary["produced"]["low"] <= summary["produced"]["success"] <= summary["produced"]["high"] <= 1
     assert sum(summary["lag"].values()) == ledger["trained_trajectories"] == 8 * ledger["trained"]
