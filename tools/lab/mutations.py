@@ -2,7 +2,8 @@
 
 It copies the repository, changes one operator or constant in the body of a function at a time, in Python or Lua, and
 runs the tests of the file's room that execute the line, or all of the room's if only other processes execute it. A
-fault is caught if they fail, or take much longer than without it. The same seed draws the same faults from the same
+fault is caught if they fail; if they take much longer than without it, they are late, which on a quiet machine counts
+as caught. The same seed draws the same faults from the same
 files; with `--again BEFORE.jsonl` those of another run are made again, where their line still is. A fault may change
 nothing that can be observed, so the share that is caught compares two versions of the tests, and no more.
 """
@@ -23,11 +24,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 import coverage
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COPIED = ("actors", "common", "conf", "docs", "envhub", "learner", "replay", "src", "tests", "tools", "pyproject.toml")
+Result = Literal["failed", "passed", "late", "absent"]
 SLACK_S = 60.0  # beyond twice the time without a fault
 
 # Files, and the tests that should notice a fault in them.
@@ -129,23 +132,23 @@ class Tests:
         self._copy, (folders, self._all) = copy, AREAS[area]
         started = time.monotonic()
         measured = [f"--cov={folder}" for folder in folders if not folder.endswith("lua")]
-        if not self._pass([*self._all, *measured, "--cov-context=test", "--cov-report="], 7200.0):
+        if self._run([*self._all, *measured, "--cov-context=test", "--cov-report="], 7200.0) != "passed":
             raise SystemExit(f"the tests of {area} fail without a fault")
         self._limit_s = 2 * (time.monotonic() - started) + SLACK_S
         self._data = coverage.CoverageData(str(copy / ".coverage"))
         self._data.read()
 
-    def catch(self, fault: Fault) -> bool | None:
-        """Whether they fail with the fault; None if its line is not there, or there more than once."""
+    def result(self, fault: Fault) -> Result:
+        """How they end with the fault; `absent` if its line is not there, or there more than once."""
         path = self._copy / fault.file
         lines = path.read_text().split("\n") if path.exists() else []
         if lines.count(fault.line) != 1:
-            return None
+            return "absent"
         number = lines.index(fault.line)
         tests = self._tests_of(path, number + 1) or self._all
         path.write_text("\n".join([*lines[:number], fault.changed, *lines[number + 1 :]]))
         try:
-            return not self._pass(tests, self._limit_s)
+            return self._run(tests, self._limit_s)
         finally:
             path.write_text("\n".join(lines))
 
@@ -157,8 +160,7 @@ class Tests:
                 return sorted(tests)
         return []
 
-    def _pass(self, arguments: Sequence[str], limit_s: float) -> bool:
-        """Whether the tests pass in time."""
+    def _run(self, arguments: Sequence[str], limit_s: float) -> Result:
         named = self._copy / "tests_to_run.txt"
         named.write_text("\n".join(arguments))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"@{named}"]
@@ -173,10 +175,10 @@ class Tests:
             start_new_session=True,
         ) as process:
             try:
-                return process.wait(limit_s) == 0
+                return "failed" if process.wait(limit_s) else "passed"
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
-                return False
+                return "late"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -203,13 +205,13 @@ def main(arguments: Sequence[str]) -> None:
         for number, fault in enumerate(faults[done:], start=done + 1):
             if fault.area not in tests:
                 tests[fault.area] = Tests(fault.area, copy)
-            caught = tests[fault.area].catch(fault)
-            out.write(json.dumps(asdict(fault) | {"caught": caught}) + "\n")
+            result = tests[fault.area].result(fault)
+            out.write(json.dumps(asdict(fault) | {"tests": result}) + "\n")
             out.flush()
-            print(f"{number} of {len(faults)}: {fault.area}, {fault.file}: {caught}", flush=True)
+            print(f"{number} of {len(faults)}: {fault.area}, {fault.file}: {result}", flush=True)
     results = [json.loads(line) for line in options.out.read_text().splitlines()]
     for area in AREAS:
-        print(area, dict(Counter(str(row["caught"]) for row in results if row["area"] == area)))
+        print(area, dict(Counter(row["tests"] for row in results if row["area"] == area)))
 
 
 if __name__ == "__main__":
