@@ -12,7 +12,7 @@ from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.credit.reference import reference_at
-from slipstream.learner.learner import Learner
+from slipstream.learner.learner import Learner, begin
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from tests.learner.credit.test_distillation import config_of, student
@@ -70,18 +70,27 @@ def test_a_run_begins_with_its_reference_or_has_none(load: Load, tmp_path: Path,
     assert reference_at(learner.model, ObjectiveConfig(), other, step=0, ranks=ranks) is None
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_reference_is_refused_by_the_name_of_its_file(load: Load, damage: Callable[[Path], None]) -> None:
-    learner, player = load()
+@pytest.fixture(scope="module")
+def trained(student: Path, tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Learner:
+    """It has made a step, and kept its reference."""
+    folder = tmp_path_factory.mktemp("trained")
+    learner, player = load_player(config_of(student, "objective.kl_coefficient=0.1"), folder, ranks)
     train(learner, player, steps=1)
-    save(learner)
-    folder = learner.run_dir.reference / "step_000000"
+    return learner
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_reference_is_refused_by_the_name_of_its_file(
+    trained: Learner, damage: Callable[[Path], None]
+) -> None:
+    folder = trained.run_dir.reference / "step_000000"
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
         damage(path)
         with pytest.raises(ConfigError, match=rf"step_000000(?=.* is damaged: ).*{path.name}.*; restore"):
-            load()
+            begin(trained)  # as a resumed learner does
         if path.is_dir():
             path.rmdir()
         path.unlink(missing_ok=True)
         path.write_bytes(whole)
+    begin(trained)
