@@ -106,8 +106,14 @@ class Plane:
         return self._start(f"relay{len(self._processes)}", arguments)
 
     def start_receiver(self, name: str, **environment: str) -> "Receiving":
-        arguments = ["tests.actors.puller", self._redis_url, self._run_id, name, str(CHUNK_BYTES)]
-        return Receiving(self._start(name, arguments, **environment))
+        (receiver,) = self.start_receivers(name, **environment)
+        return receiver
+
+    def start_receivers(self, *names: str, **environment: str) -> "list[Receiving]":
+        """In one process."""
+        arguments = ["tests.actors.puller", self._redis_url, self._run_id, str(CHUNK_BYTES), *names]
+        process = self._start(names[0], arguments, **environment)
+        return [Receiving(process, name) for name in names]
 
     def relay(self) -> RelayNotice | None:
         """What the only relay says of itself; None while there is none."""
@@ -126,21 +132,22 @@ class Plane:
 
 
 class Receiving:
-    """A process of tests/actors/puller.py, and its output."""
+    """A receiver in a process of tests/actors/puller.py, and its output."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, process: Process, name: str) -> None:
+        self.process, self._name = process, name
 
     def said(self) -> list[dict[str, Any]]:
         lines = self.process.said().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        said = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [each for each in said if each["name"] == self._name]
 
     def last(self, version: int) -> dict[str, Any] | None:
         """Its output when it had `version`."""
         return next((said for said in self.said() if said.get("version") == version), None)
 
     def wait_for(self, version: int) -> dict[str, Any]:
-        return wait_until(lambda: self.last(version), f"{self.process.name} to have version {version}")
+        return wait_until(lambda: self.last(version), f"{self._name} to have version {version}")
 
 
 @pytest.fixture
@@ -167,7 +174,7 @@ def served_by(relay: RelayNotice | None) -> int:
 
 def test_eight_receivers_of_one_relay_cost_the_publisher_one_copy_and_a_late_one_nothing(plane: Plane) -> None:
     plane.start_relay()
-    receivers = [plane.start_receiver(f"r{number}") for number in range(8)]
+    receivers = plane.start_receivers(*(f"r{number}" for number in range(8)))
     plane.wait_for_relays()
     wait_until(lambda: all(receiver.said() for receiver in receivers), "the receivers")
     with origin_of(plane) as origin:
@@ -188,7 +195,7 @@ def test_the_children_of_a_relay_that_is_killed_in_mid_blob_go_on_from_another(p
     plane.wait_for_relays()
     with origin_of(plane) as origin:
         manifest = origin.publish(1)
-        receivers = [plane.start_receiver(f"r{number}") for number in range(2)]
+        receivers = plane.start_receivers("r0", "r1")
         wait_until(lambda: served_by(plane.relay()) > 0, "the relay to serve")
         relay.kill()
         for receiver in receivers:
@@ -202,7 +209,7 @@ def test_the_children_of_a_relay_that_is_killed_in_mid_blob_go_on_from_another(p
 def test_a_receiver_that_is_stopped_in_mid_pull_does_not_hold_up_the_others(plane: Plane) -> None:
     with origin_of(plane, bytes_per_s=SLOWLY) as origin:
         stopped = plane.start_receiver("stopped")
-        others = [plane.start_receiver(f"r{number}") for number in range(2)]
+        others = plane.start_receivers("r0", "r1")
         wait_until(lambda: all(receiver.said() for receiver in [stopped, *others]), "the receivers")
         manifest = origin.publish(1)
         wait_until(lambda: origin.server.load.served_bytes > 6 * CHUNK_BYTES, "the pulls to be under way")
@@ -221,7 +228,7 @@ def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane
         plane.bulletin.announce_relay(relay_at(liar.endpoint, name="liar", roots=[manifest.root]), ttl_s=600)
         plane.start_relay()
         plane.wait_for_relays(2)
-        receivers = [plane.start_receiver(f"r{number}") for number in range(2)]
+        receivers = plane.start_receivers("r0", "r1")
         for receiver in receivers:
             assert receiver.wait_for(1)["digests"] == origin.digests(manifest)
         good = next(relay for relay in plane.bulletin.relays() if relay.name != "liar")
