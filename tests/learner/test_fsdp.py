@@ -147,16 +147,16 @@ def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
 
 
 def play(model_folder: Path, out: Path, *, game: str, ranks: Ranks) -> None:
-    """Three steps on what one set of weights has played, with a checkpoint after the second."""
+    """Two steps on what one set of weights has played, with a checkpoint after the first."""
     overrides = [*GAMES[game], "learner.micro_batch_tokens=520", "optim.critic_lr=1e-3", "optim.lr=1e-3"]
     learner, player = load_player(load_config(None, [f"model.path={model_folder}", *overrides]), out, ranks)
-    batches = [even_game.play(learner, player, num_groups=groups) for groups in (3, 2, 1)]
+    batches = [even_game.play(learner, player, num_groups=groups) for groups in (3, 1)]
     measured = []
     for batch in batches:
         metrics = train_on(learner, batch, Clock(ranks.device))
         values = {} if metrics.values is None else dataclasses.asdict(metrics.values)
         measured.append(values | {"policy_loss": metrics.loss, "policy_grad_norm": metrics.grad_norm})
-        if learner.progress.step == 2:
+        if learner.progress.step == 1:
             even_game.save(learner)
     write_down(learner.model, out, ranks=ranks)
     kept = {name: shard.detach().full_tensor() for name, shard in critic_shards(learner.models.critic)}
