@@ -6,8 +6,8 @@ after one that says that it is up.
 
 import json
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import xxhash
@@ -22,14 +22,11 @@ from slipstream.replay.fleet.bulletin import Bulletin
 
 POLL_S = 0.05
 RELAY_PATIENCE_S = 5.0
-ONE_AT_A_TIME = threading.Lock()
 
 
 def main(redis_url: str, run_id: str, chunk_bytes: str, *names: str) -> None:
-    others = [threading.Thread(target=receive, args=(redis_url, run_id, chunk_bytes, name)) for name in names[1:]]
-    for other in others:
-        other.start()
-    receive(redis_url, run_id, chunk_bytes, names[0])
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(partial(receive, redis_url, run_id, chunk_bytes), names))
 
 
 def receive(redis_url: str, run_id: str, chunk_bytes: str, name: str) -> None:
@@ -56,13 +53,11 @@ def receive(redis_url: str, run_id: str, chunk_bytes: str, name: str) -> None:
         version = manifest.policy_version
         digests = {blob.root: xxhash.xxh3_128_hexdigest(held[blob.root]) for blob in blobs(manifest)}
         counts = puller.counts
-        fetched = {"fetched_bytes": counts.fetched_bytes, "num_corrupt": counts.num_corrupt}
-        say(name, version=version, digests=digests, **fetched)
+        say(name, version=version, digests=digests, fetched_bytes=counts.fetched_bytes, num_corrupt=counts.num_corrupt)
 
 
 def say(name: str, **what: object) -> None:
-    with ONE_AT_A_TIME:
-        print(json.dumps({"name": name, **what}), flush=True)
+    print(json.dumps({"name": name, **what}) + "\n", end="", flush=True)  # in one piece
 
 
 if __name__ == "__main__":

@@ -82,14 +82,13 @@ def test_turns_of_an_agent_have_the_log_probabilities_of_a_forward(keeping: Vllm
 
 async def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngine, policies: Policies) -> None:
     end = policies.models[0].generation_config.eos_token_id
-    shorter = msgspec.structs.replace(LONG, max_turn_tokens=100)
-    generating = [keeping.generate([*PROMPT, member], shorter, seed=member) for member in range(24)]
+    generating = [keeping.generate([*PROMPT, member], LONG, seed=member) for member in range(24)]
     completions = await asyncio.gather(*generating)
     stopped = [completion for completion in completions if completion.finish_reason == "stop"]
     cut = [completion for completion in completions if completion.finish_reason == "length"]
     assert stopped and cut
     assert all(completion.tokens.index(end) == len(completion.tokens) - 1 for completion in stopped)
-    assert all(end not in completion.tokens and len(completion.tokens) == 100 for completion in cut)
+    assert all(end not in completion.tokens and len(completion.tokens) == 200 for completion in cut)
 
 
 def test_a_generation_ends_where_the_context_does(keeping: VllmEngine) -> None:

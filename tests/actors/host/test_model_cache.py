@@ -28,11 +28,12 @@ from slipstream.common.transfer.model_folder import (
 )
 from slipstream.common.transfer.weights import Offer
 from slipstream.replay.fleet.fleet import RunFacts
-from tests.actors.chunks import Pulling
-from tests.actors.model_fetcher import CHUNK_BYTES, fetch_model
+from tests.actors.chunks import Pulling, fetch_model
 from tests.learner.publisher.offers import empty_offer
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
+
+CHUNK_BYTES = 4096
 
 
 @pytest.fixture
@@ -179,7 +180,9 @@ def test_of_the_actors_that_start_together_one_pulls(serve: Callable[..., Served
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[int] = context.Queue()
     endpoint = served.server.endpoint
-    actors = [context.Process(target=fetch_model, args=(served.files, endpoint, results)) for _ in range(3)]
+    actors = [
+        context.Process(target=fetch_model, args=(served.files, endpoint, CHUNK_BYTES, results)) for _ in range(3)
+    ]
     for actor in actors:
         actor.start()
     fetched = sorted(results.get(timeout=120) for _ in actors)

@@ -1,6 +1,7 @@
 """The reference of a run: where it is kept, and that nothing depends on a learner having stopped."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -70,27 +71,18 @@ def test_a_run_begins_with_its_reference_or_has_none(load: Load, tmp_path: Path,
     assert reference_at(learner.model, ObjectiveConfig(), other, step=0, ranks=ranks) is None
 
 
-@pytest.fixture(scope="module")
-def trained(student: Path, tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Learner:
-    """It has made a step, and kept its reference."""
-    folder = tmp_path_factory.mktemp("trained")
-    learner, player = load_player(config_of(student, "objective.kl_coefficient=0.1"), folder, ranks)
+def test_a_damaged_reference_is_refused_by_the_name_of_its_file(load: Load) -> None:
+    learner, player = load()
     train(learner, player, steps=1)
-    return learner
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_reference_is_refused_by_the_name_of_its_file(
-    trained: Learner, damage: Callable[[Path], None]
-) -> None:
-    folder = trained.run_dir.reference / "step_000000"
-    for path in sorted(folder.iterdir()):
+    folder = learner.run_dir.reference / "step_000000"
+    for damage, path in product(DAMAGES, sorted(folder.iterdir())):
         whole = path.read_bytes()
         damage(path)
         with pytest.raises(ConfigError, match=rf"step_000000(?=.* is damaged: ).*{path.name}.*; restore"):
-            begin(trained)  # as a resumed learner does
+            begin(learner)  # as a resumed learner does
+            pytest.fail(f"{damage.__name__} was not seen")
         if path.is_dir():
             path.rmdir()
         path.unlink(missing_ok=True)
         path.write_bytes(whole)
-    begin(trained)
+    begin(learner)

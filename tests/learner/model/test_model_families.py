@@ -289,8 +289,7 @@ def assert_exact(model: PackedModel, folder: Path, lengths: tuple[int, ...]) -> 
         dataclasses.replace(each, tokens=np.concatenate([drawn[0].tokens[:num_shared], each.tokens[num_shared:]]))
         for each in drawn
     ]
-    by_tokens = zip((each.tokens.tobytes() for each in sequences), alone(folder, *sequences), strict=True)
-    expected = dict(by_tokens)
+    expected = dict(zip((each.tokens.tobytes() for each in sequences), alone(folder, *sequences), strict=True))
     assert torch.cat(list(expected.values())).std() > 0.5
     for share_prefixes in (False, True)[: 1 + model.shares_prefixes]:
         packed = pack(sequences, share_prefixes=share_prefixes)
