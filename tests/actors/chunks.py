@@ -5,19 +5,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from multiprocessing.queues import Queue
 from typing import Any, Self
 
 import msgspec
 import xxhash
 import zmq
 
+from slipstream.actors.host.model_cache import cached_folder
 from slipstream.actors.weights.pull import Puller
 from slipstream.actors.weights.sources import Sources
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import Blob, ChunkRequest
 from slipstream.common.transfer.encryption import CurveKey
+from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.weights import WeightsError
 from slipstream.replay.fleet.bulletin import RelayNotice
+from tests.learner.publisher.offers import empty_offer
 from tests.replay.buffer.every_verb import RELAY
 from tests.waiting import beside
 
@@ -83,6 +87,12 @@ def routed(answer: Callable[[bytes], list[bytes] | None]) -> Iterator[str]:
 
         with beside(serve):
             yield f"tcp://127.0.0.1:{port}"
+
+
+def fetch_model(files: list[ModelFile], endpoint: str, chunk_bytes: int, fetched: "Queue[int]") -> None:
+    puller, offer = Pulling(chunk_bytes=chunk_bytes).puller, empty_offer(1, pull_endpoint=endpoint)
+    cached_folder(files, make_puller=lambda: puller, newest=lambda: offer, timeout_s=60.0)
+    fetched.put(puller.counts.fetched_bytes)
 
 
 def ask(socket: "zmq.Socket[bytes]", chunk: int) -> None:

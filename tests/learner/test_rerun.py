@@ -22,7 +22,7 @@ from slipstream.replay.server.redis_server import Server
 from tests.learner.checkpoint.test_checkpoint_kill import weights
 from tests.processes import GUESS, Process, Run, nothing_runs
 
-NUM_STEPS = 12
+NUM_STEPS = 8
 GROUPS_PER_STEP = 4
 SETTINGS = [*GUESS, "replay.max_lag=2", "env.options={step_s: 0.05}", f"learner.steps={NUM_STEPS}"]
 SETTINGS += ["optim.schedule=cosine", "optim.warmup_steps=2", "warm_start.episodes=6", "warm_start.batch_tokens=64"]
@@ -37,7 +37,7 @@ def test_a_run_whose_learner_was_killed_is_trained_again_to_the_same_bits(
 
     Nothing is lost by it, and nothing counted twice.
     """
-    settings = [*SETTINGS, "learner.checkpoint_every=5"]
+    settings = [*SETTINGS, "learner.checkpoint_every=3"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         first, actor = run.start_learner(), run.start_actor("actor")
         run.wait_until(lambda: is_frozen_between_checkpoints(run, first), "the learner is past its first checkpoint")

@@ -45,7 +45,7 @@ COMPILED = {  # on a GPU; `test_compiler` has the CPU's
     "compiled": ["learner.compile=true", *GAE, "objective.critic=own", "objective.kl_coefficient=0.1"],
     "compiled, adapters on the host": ["learner.compile=true", "learner.cpu_offload=true", "model.lora.rank=4"],
 }
-NUM_STEPS = 3  # by the last, critic, reference and adapters differ from what they began as
+NUM_STEPS = 2  # in the last, critic, reference and adapters differ from what they began as
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

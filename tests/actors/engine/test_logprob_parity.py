@@ -40,7 +40,7 @@ from tests.learner.publisher.offers import publisher_settings
 from tests.learner.publisher.test_weights import Plane
 from tests.tools.run.tiny_model import FLOAT32
 
-NUM_EPISODES = 12
+NUM_PLAYERS = 6
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
 LIMITS = dataclasses.replace(ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0)
@@ -144,19 +144,19 @@ def check_kept_sets(trajectories: list[Trajectory], models: list[PackedModel]) -
 async def episodes_under_refreshes(
     engine: VllmEngine, publisher: Publisher, policies: Policies, plane: Plane, sampling: Sampling
 ) -> tuple[list[Trajectory], RefreshCounts]:
-    """Every episode of NUM_EPISODES players who continue until the last version is served."""
+    """Every episode of NUM_PLAYERS players who continue until the last version is served."""
     # Served already; but its process is up then.
     publish_whole(publisher, full_tensors(policies.models[0]), policy_version=0)
     await asyncio.to_thread(plane.wait_for, 0)
     counts, indices = RefreshCounts(), itertools.count()
     refreshing = asyncio.create_task(keep_fresh(engine, plane.bulletin.later, counts, Pin(), PollInterval()))
-    playing = [play(engine, policies.folder, indices, plane.run_id, sampling) for _ in range(NUM_EPISODES)]
+    playing = [play(engine, policies.folder, indices, plane.run_id, sampling) for _ in range(NUM_PLAYERS)]
     players = [asyncio.create_task(each) for each in playing]
     try:
         async with asyncio.timeout(240):
             for version in range(1, NUM_VERSIONS):
                 generated = engine.load().generated_tokens
-                while engine.load().generated_tokens < generated + 200:  # noqa: ASYNC110 - the engine's thread counts
+                while engine.load().generated_tokens < generated + 100:  # noqa: ASYNC110 - the engine's thread counts
                     await asyncio.sleep(0.005)
                 publish_whole(publisher, full_tensors(policies.models[version]), policy_version=version)
                 await engine.serving(version)

@@ -14,7 +14,7 @@ from tests.actors.generations import check_completion, check_crossing, crossings
 from tests.actors.vllm_engines import LONG, ONES, PROMPT, Offers, Policies, run, started
 
 
-@pytest.fixture(scope="module", params=["keep", "recompute"])
+@pytest.fixture(scope="module", params=[pytest.param("keep", marks=pytest.mark.long), "recompute"])
 def engine(policies: Policies, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
     """One for each policy, which the tests of this file use in their order; the last one closes it."""
     with pytest.MonkeyPatch.context() as patch:

@@ -117,7 +117,7 @@ async def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> No
 
 async def test_the_load_counts_tokens_as_they_are_sampled(keeping: VllmEngine) -> None:
     before, seen = keeping.load(), set[int]()
-    long = msgspec.structs.replace(ONES, max_turn_tokens=200)
+    long = msgspec.structs.replace(ONES, max_turn_tokens=64)
     task = asyncio.gather(*(keeping.generate([*PROMPT, number], long, seed=number) for number in range(32)))
     while not task.done():
         load = keeping.load()

@@ -21,7 +21,6 @@ from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.model_folder import (
     SHAPES,
-    ModelFile,
     OfferedFolder,
     has_weights,
     model_files,
@@ -29,7 +28,7 @@ from slipstream.common.transfer.model_folder import (
 )
 from slipstream.common.transfer.weights import Offer
 from slipstream.replay.fleet.fleet import RunFacts
-from tests.actors.chunks import Pulling
+from tests.actors.chunks import Pulling, fetch_model
 from tests.learner.publisher.offers import empty_offer
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
@@ -176,18 +175,14 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(
         serve().fetch()
 
 
-def _fetch_in_a_process(files: list[ModelFile], endpoint: str, results: "multiprocessing.Queue[int]") -> None:
-    puller, offer = Pulling(chunk_bytes=CHUNK_BYTES).puller, empty_offer(1, pull_endpoint=endpoint)
-    cached_folder(files, make_puller=lambda: puller, newest=lambda: offer, timeout_s=60.0)
-    results.put(puller.counts.fetched_bytes)
-
-
 def test_of_the_actors_that_start_together_one_pulls(serve: Callable[..., Served]) -> None:
     served = serve(with_weights=True, bytes_per_s=64 * CHUNK_BYTES)
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[int] = context.Queue()
     endpoint = served.server.endpoint
-    actors = [context.Process(target=_fetch_in_a_process, args=(served.files, endpoint, results)) for _ in range(3)]
+    actors = [
+        context.Process(target=fetch_model, args=(served.files, endpoint, CHUNK_BYTES, results)) for _ in range(3)
+    ]
     for actor in actors:
         actor.start()
     fetched = sorted(results.get(timeout=120) for _ in actors)

@@ -105,9 +105,10 @@ class Plane:
         arguments = ["tests.actors.small_chunks", str(CHUNK_BYTES), str(bytes_per_s), *run, *settings]
         return self._start(f"relay{len(self._processes)}", arguments)
 
-    def start_receiver(self, name: str, **environment: str) -> "Receiving":
-        arguments = ["tests.actors.puller", self._redis_url, self._run_id, name, str(CHUNK_BYTES)]
-        return Receiving(self._start(name, arguments, **environment))
+    def start_receivers(self, *names: str, **environment: str) -> "list[Receiving]":
+        arguments = ["tests.actors.puller", self._redis_url, self._run_id, str(CHUNK_BYTES), *names]
+        process = self._start(names[0], arguments, **environment)
+        return [Receiving(process, name) for name in names]
 
     def relay(self) -> RelayNotice | None:
         """What the only relay says of itself; None while there is none."""
@@ -126,21 +127,21 @@ class Plane:
 
 
 class Receiving:
-    """A process of tests/actors/puller.py, and its output."""
+    """A receiver, in a process of tests/actors/puller.py that may have others, and its output."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, process: Process, name: str) -> None:
+        self.process, self._name = process, name
 
     def said(self) -> list[dict[str, Any]]:
-        lines = self.process.said().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        lines, begin = self.process.said().splitlines(), json.dumps({"name": self._name})[:-1]
+        return [json.loads(line) for line in lines if line.startswith(begin) and line.endswith("}")]
 
     def last(self, version: int) -> dict[str, Any] | None:
         """Its output when it had `version`."""
         return next((said for said in self.said() if said.get("version") == version), None)
 
     def wait_for(self, version: int) -> dict[str, Any]:
-        return wait_until(lambda: self.last(version), f"{self.process.name} to have version {version}")
+        return wait_until(lambda: self.last(version), f"{self._name} to have version {version}")
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def served_by(relay: RelayNotice | None) -> int:
 
 def test_eight_receivers_of_one_relay_cost_the_publisher_one_copy_and_a_late_one_nothing(plane: Plane) -> None:
     plane.start_relay()
-    receivers = [plane.start_receiver(f"r{number}") for number in range(8)]
+    receivers = plane.start_receivers(*(f"r{number}" for number in range(8)))
     plane.wait_for_relays()
     wait_until(lambda: all(receiver.said() for receiver in receivers), "the receivers")
     with origin_of(plane) as origin:
@@ -178,7 +179,7 @@ def test_eight_receivers_of_one_relay_cost_the_publisher_one_copy_and_a_late_one
                 assert (said["digests"], said["fetched_bytes"]) == (origin.digests(manifest), version * NUM_BYTES)
             assert origin.server.load.served_bytes == version * NUM_BYTES, "the publisher served more than one copy"
     # And now the learner is dead: there is the offer in Redis, and the relay.
-    said = plane.start_receiver("late").wait_for(2)
+    said = plane.start_receivers("late")[0].wait_for(2)
     assert said["digests"] == origin.digests(manifest)
     wait_until(lambda: served_by(plane.relay()) == 17 * NUM_BYTES, "the relay's notice")
 
@@ -188,7 +189,7 @@ def test_the_children_of_a_relay_that_is_killed_in_mid_blob_go_on_from_another(p
     plane.wait_for_relays()
     with origin_of(plane) as origin:
         manifest = origin.publish(1)
-        receivers = [plane.start_receiver(f"r{number}") for number in range(2)]
+        receivers = plane.start_receivers("r0", "r1")
         wait_until(lambda: served_by(plane.relay()) > 0, "the relay to serve")
         relay.kill()
         for receiver in receivers:
@@ -201,8 +202,8 @@ def test_the_children_of_a_relay_that_is_killed_in_mid_blob_go_on_from_another(p
 
 def test_a_receiver_that_is_stopped_in_mid_pull_does_not_hold_up_the_others(plane: Plane) -> None:
     with origin_of(plane, bytes_per_s=SLOWLY) as origin:
-        stopped = plane.start_receiver("stopped")
-        others = [plane.start_receiver(f"r{number}") for number in range(2)]
+        (stopped,) = plane.start_receivers("stopped")
+        others = plane.start_receivers("r0", "r1")
         wait_until(lambda: all(receiver.said() for receiver in [stopped, *others]), "the receivers")
         manifest = origin.publish(1)
         wait_until(lambda: origin.server.load.served_bytes > 6 * CHUNK_BYTES, "the pulls to be under way")
@@ -221,7 +222,7 @@ def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane
         plane.bulletin.announce_relay(relay_at(liar.endpoint, name="liar", roots=[manifest.root]), ttl_s=600)
         plane.start_relay()
         plane.wait_for_relays(2)
-        receivers = [plane.start_receiver(f"r{number}") for number in range(2)]
+        receivers = plane.start_receivers("r0", "r1")
         for receiver in receivers:
             assert receiver.wait_for(1)["digests"] == origin.digests(manifest)
         good = next(relay for relay in plane.bulletin.relays() if relay.name != "liar")
@@ -236,7 +237,7 @@ def test_a_relay_that_is_cut_off_from_the_publisher_keeps_the_old_weights_and_he
         origin.endpoint = f"tcp://127.0.0.1:{link.port}"
         plane.start_relay()
         plane.wait_for_relays()
-        receiver = plane.start_receiver("r")
+        (receiver,) = plane.start_receivers("r")
         first = origin.publish(1)
         receiver.wait_for(1)
         second = origin.publish(2)
@@ -267,8 +268,8 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
     plane.wait_for_relays()
     with origin_of(plane, key=key) as origin:
         manifest = origin.publish(1)
-        member = plane.start_receiver("member", **{KEY_VARIABLE: secret})
-        stranger = plane.start_receiver("stranger")
+        (member,) = plane.start_receivers("member", **{KEY_VARIABLE: secret})
+        (stranger,) = plane.start_receivers("stranger")
         assert member.wait_for(1)["digests"] == origin.digests(manifest)
         wait_until(lambda: any("refused" in said for said in stranger.said()), "the stranger to give up")
         assert stranger.last(1) is None
@@ -282,7 +283,7 @@ def test_a_relay_whose_memory_has_changed_mends_itself_when_blamed(plane: Plane,
         wait_until(lambda: (notice := plane.relay()) is not None and notice.policy_version == 1, "version 1")
         held = relay._holdings.get(manifest.root)
         held[NUM_BYTES // 2] ^= 1
-        said = plane.start_receiver("r0").wait_for(1)
+        said = plane.start_receivers("r0")[0].wait_for(1)
         assert said["digests"] == origin.digests(manifest) and said["num_corrupt"] == 1
         wait_until(lambda: (now := relay._holdings.get(manifest.root)) is not None and now is not held, "another copy")
         assert bytes(relay._holdings.get(manifest.root).data) == origin.data(manifest)  # type: ignore[union-attr]

@@ -77,10 +77,10 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 
 @pytest.mark.parametrize("where", ["messages", "messages[1:]", "(messages[0].role == 'system') * [1]"])
 def test_a_template_that_does_not_end_is_refused(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "TEMPLATE_S", 2.0)
+    monkeypatch.setattr(pieces, "TEMPLATE_S", 1.0)
     path = folder / "chat_template.jinja"
     path.write_text(f"{{% if {where} %}}{LOOP}{{% endif %}}{path.read_text()}")
-    with pytest.raises(ConfigError, match=r"`model.path` .*: its chat template had not rendered .* after 2 s; correct"):
+    with pytest.raises(ConfigError, match=r"`model.path` .*: its chat template had not rendered .* after 1 s; correct"):
         load_chat_tokenizer(folder, ModelConfig())
     for thread in threading.enumerate():
         if thread.name == "template":
@@ -198,7 +198,8 @@ def test_every_load_by_transformers_says_that_no_code_is_trusted() -> None:
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for room in ("actors", "common", "envhub", "learner", "replay", "tools")
         for path in (ROOT / room).rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
+        if "from_" in (text := path.read_text())
+        for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in ("from_pretrained", "from_config")

@@ -160,9 +160,9 @@ def be_one_of_two(ranks: Ranks, model: str) -> None:
     folder = Path(model)
     fit_module.check_export = lambda *_, **__: None  # of this process: it starts another, with all imports, each time
     for goal in GOALS:
-        train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
+        train(goal, folder, folder.parent / f"{goal}_on_two", ranks, epochs=1)
         together = replace(ranks, context=context_of(2, 2))
-        train(goal, folder, folder.parent / f"{goal}_on_two_together", together)
+        train(goal, folder, folder.parent / f"{goal}_on_two_together", together, epochs=1)
 
 
 def train(
@@ -184,7 +184,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("goal", GOALS)
 def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path, ranks: Ranks) -> None:
     alone = on_two_ranks / f"{goal}_on_one"
-    assert train(goal, folder, alone, ranks)
+    assert train(goal, folder, alone, ranks, epochs=1)
     one, first = weights(alone), list(read_metrics(alone / "metrics.jsonl"))
     for run in (on_two_ranks / f"{goal}_on_two", on_two_ranks / f"{goal}_on_two_together"):
         two = weights(run)

@@ -39,10 +39,11 @@ class CountingBackend:
 
     def __init__(self) -> None:
         self.num_graphs = 0
+        self.further = "aot_eager"
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
         self.num_graphs += 1
-        return lookup_backend("aot_eager")(graph, inputs)
+        return lookup_backend(self.further)(graph, inputs)
 
 
 @pytest.fixture
@@ -132,15 +133,14 @@ def test_shared_prefixes_need_no_code_of_their_own(tiny: Path, ranks: Ranks, bac
 
 
 def test_layers_of_one_shape_share_their_code(tmp_path: Path, ranks: Ranks, backend: CountingBackend) -> None:
+    backend.further = "eager"  # to count, no backward is needed
     num_graphs = []
     for num_layers in (2, 5):
-        backend.num_graphs = 0
-        torch.compiler.reset()
         compiled, _ = models(save_tiny_model(tmp_path / str(num_layers), num_hidden_layers=num_layers), ranks)
         with torch.no_grad():
             logprobs_of(compiled, (9, 7))
         num_graphs.append(backend.num_graphs)
-    assert num_graphs[0] == num_graphs[1]
+    assert num_graphs[0] == num_graphs[1] > 0, num_graphs
 
 
 @pytest.mark.long

@@ -37,7 +37,8 @@ from tests.replay.buffer.every_verb import GROUP
 from tests.waiting import wait_until
 
 CHUNK_BYTES = 64 << 10
-SPAWN = multiprocessing.get_context("spawn")
+SPAWN = multiprocessing.get_context("forkserver")  # whose children begin with the imports of this module
+SPAWN.set_forkserver_preload([__name__])
 Tensors = list[tuple[str, torch.Tensor]]
 Received = tuple[str, int, bytes]
 

@@ -441,7 +441,7 @@ def test_an_actor_that_is_gone_is_no_sign_of_solved_tasks(scene: Scene) -> None:
 
 def batch_of_equals(scene: Scene, *, returns: tuple[float, float], **of_supply: Any) -> Batch:
     """The next batch of a supply whose groups all have members with these returns, and of which some are left."""
-    rounds = iter(range(40))
+    rounds = iter(range(20))
 
     def sleep(_: float) -> None:
         if next(rounds, None) is not None:

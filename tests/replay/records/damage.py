@@ -48,6 +48,7 @@ GARBAGE = {
     "a negative number": b"-7",
     "nan": b"nan",
 }
+STEP_CONFIG = config("learner.claim_timeout_s=10", "sampling.max_turn_tokens=8")  # once: it takes as long as a step
 SCORES = [float("inf"), float("-inf"), 1e300, -7.0]
 Command = tuple[str | bytes | float, ...]
 
@@ -223,7 +224,6 @@ def a_learner_steps(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) ->
 
 
 def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
-    settings = config("learner.claim_timeout_s=10", "sampling.max_turn_tokens=8")
     buffer = make_buffer(scene.client, scene.run_id)
     learner.settle(2)
     learner.reopen(2)
@@ -232,7 +232,7 @@ def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
         play(buffer.actor, scene.run_id)
         judge(buffer.judge)
 
-    supply = Supply(learner, settings, first_group_id=NUM_GROUPS, sleep=others_work)
+    supply = Supply(learner, STEP_CONFIG, first_group_id=NUM_GROUPS, sleep=others_work)
     batch = supply.next_batch(ahead_of(3, 9), shutdown)
     assert batch is not None and len(batch.groups) == 2
     learner.settle(3)

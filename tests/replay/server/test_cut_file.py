@@ -19,10 +19,10 @@ def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path:
     """Power loss, modelled: what was not on disk yet is cut off, at any byte. Writes are in the order of execution."""
     source = tmp_path / "redis"
     with start_server(source) as server, playing(make_cast(tmp_path, server, run_id)) as cast:
-        wait_for_answers(cast, 300)
+        wait_for_answers(cast, 100)
         cast.learner.kill()
         cast.learner.start()
-        wait_for_answers(cast, 100)
+        wait_for_answers(cast, 50)
         with connect(server.secret_url) as client:
             whole = books_of(cast, client)
     file = aof_of(source).read_bytes()
