@@ -39,6 +39,7 @@ class Case:
     recovers: float = 0.95  # minimum success rate of the expert after a few random actions
     distinct: float = 0.83  # minimum share of 300 held-out tasks with distinct texts
     share: float = 0.2  # of the full counts; CI plays only this
+    least: int = 2  # of CI's counts
     samples: tuple[str, ...] = ()  # actions that are valid in every state, if it cannot list its actions
     max_walk: int = 1000  # the maximum of random actions in a row in CI
     is_spaced: bool = True  # a word-level tokenizer can play it: white space between any two characters is allowed
@@ -54,7 +55,7 @@ class Case:
         return self.options.get("profile", DEFAULT_PROFILES.get(self.name, "small")) == "full"
 
     def count(self, full: int) -> int:
-        return full if FULL_LENGTH else max(2, round(full * self.share))
+        return full if FULL_LENGTH else max(self.least, round(full * self.share))
 
     def __str__(self) -> str:
         return "-".join([self.name, *map(str, self.options.values())])
@@ -63,7 +64,7 @@ class Case:
 SQL = Case("sqldb", 40, 0.95, is_spaced=False, samples=SQL_SAMPLES)
 TOOLS = Case("tools", 60, 0.95, is_spaced=False, samples=TOOL_SAMPLES)
 # Their commands run in the sandbox.
-SLOW = Case("shell", 10, 0.95, is_spaced=False, share=0.015, max_walk=2)
+SLOW = Case("shell", 10, 0.95, is_spaced=False, share=0.01, max_walk=2)
 FULL, SMALL = {"profile": "full"}, {"profile": "small"}
 PROGRAMS, HARD = (*LOOKS, "python print(1)"), {"level": 3} | FULL
 CASES = [
@@ -92,7 +93,7 @@ CASES = [
     replace(TOOLS, max_turns=80, options={"errands": 5} | SMALL),
     replace(SLOW, noisy_success=0.4, recovers=0.4, samples=BASH_SAMPLES, other_options={"task": "read"}),
     replace(SLOW, name="code", samples=CODE_SAMPLES, other_options={"steps": 1}),
-    replace(SLOW, name="swe", max_turns=40, share=0.01, samples=GIT_SAMPLES, other_options={"files": 1}),
+    replace(SLOW, name="swe", max_turns=40, samples=GIT_SAMPLES, other_options={"files": 1}),
 ]
 
 
@@ -138,14 +139,19 @@ async def some_actions(env: Env, case: Case, task: Task, rng: random.Random, cou
         choices = [action for action in offered(env, case) if action not in final]
         if not choices:
             break
-        action = rng.choice(choices)
+        action, state = rng.choice(choices), None if env.replay_only else env.snapshot()
         if (await env.step(action)).done:
             final.add(action)
-            await do_all(env, task, actions)
+            await back(env, state, task, actions)
             continue
         actions.append(action)
         final.clear()
     return actions
+
+
+async def back(env: Env, state: bytes | None, task: Task, actions: list[str]) -> None:
+    """Return to a state that `actions` have reached: by its snapshot, or else by the same actions again."""
+    await do_all(env, task, actions) if state is None else env.restore(state)
 
 
 def texts(observations: list[Observation]) -> str:

@@ -265,7 +265,7 @@ def write_environment(environment: Path) -> None:
         assert spec is not None and spec.origin is not None
         origin = Path(spec.origin)
         if origin.name == "__init__.py":
-            shutil.copytree(origin.parent, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(origin.parent, packages / name)  # with its bytecode, if that is of the same Python
         else:
             shutil.copy(origin, packages)
     pluggy = distribution("pluggy").locate_file(f"pluggy-{version_of('pluggy')}.dist-info")  # pytest says its version

@@ -98,7 +98,7 @@ def of_one(tmp_path: Path, item: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, str]) -> None:
     samples = ("Act: bash\n```bash\nls /root\n```",)
-    keeps(check, Case("agentbench_os", 10, 0, options, is_spaced=False, share=0.02, max_walk=2, samples=samples))
+    keeps(check, Case("agentbench_os", 4, 0, options, is_spaced=False, share=0.02, max_walk=2, samples=samples))
 
 
 @pytest.mark.parametrize(

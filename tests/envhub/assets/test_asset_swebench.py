@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from slipstream.common.records.trajectory import Task
+from slipstream.envhub.assets.swebench import SwebenchState
 from slipstream.envhub.assets.swebench_judge import PLUGIN
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Env, EnvError, Observation
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.isolation.file_tree import file
 from tests.adapters.held import USUAL, acted
 from tests.envhub import test_env_contract as contract
 from tests.envhub.assets import swebench_files as files
 from tests.envhub.dataset.rows import write_rows
-from tests.envhub.env_cases import Case, said
+from tests.envhub.env_cases import Case, act, said
 
 CHECKS = [
     *USUAL,
@@ -30,7 +32,7 @@ CHECKS = [
 ]
 SAMPLES = ("view src/fruit/scales.py", "bash git status", "edit run.sh 1\necho bye", "bash git stash -u")
 ID = "acme__fruit-7"
-DECLARED = "bash cat > src/fruit/peel.py <<'EOF'\ndef peel(name):\n    return name.strip()\nEOF"
+DECLARED = f"bash cat > src/fruit/peel.py <<'EOF'\n{files.PEEL}EOF"
 REPAIRED = "edit src/fruit/scales.py 9\n    return max(sorted(weights), key=weights.get)"
 
 
@@ -70,16 +72,21 @@ def played(options: dict[str, Any], actions: list[str]) -> list[Observation]:
     return acted("swebench", options, 0, actions)
 
 
-def started(options: dict[str, Any]) -> Env:
+def started(options: dict[str, Any]) -> Any:
     env = make_env("swebench", options)
     asyncio.run(env.reset(Task(env="swebench", split="train", index=0)))
     return env
 
 
+def judged(options: dict[str, Any], left: dict[str, str]) -> float:
+    layer = {path: file(content) for path, content in left.items()}
+    return act(started(options)._started().world, "submit", SwebenchState(layer=layer)).score
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_swebench_keeps_the_contract(check: Callable[[Case], None], options: dict[str, Any]) -> None:
     both = options | {"held_out": options["train"]}
-    check(Case("swebench", 8, 0.5, both, is_spaced=False, samples=SAMPLES, share=0.01, max_walk=2))
+    check(Case("swebench", 8, 0.5, both, is_spaced=False, samples=SAMPLES, share=0.005, least=1, max_walk=2))
 
 
 def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any]) -> None:
@@ -96,9 +103,10 @@ def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any])
 def test_every_form_of_file_gives_issue_and_tests(options: dict[str, Any], instance: dict[str, Any], name: str) -> None:
     lists = {"FAIL_TO_PASS": files.FAIL_TO_PASS, "PASS_TO_PASS": files.PASS_TO_PASS}
     chosen = with_instances(options, name, instance | (lists if name.startswith("lists") else {}))
-    opening, *_, end = played(chosen, [DECLARED, REPAIRED, "submit"])
-    assert said(opening) == "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
-    assert end.success
+    found, usual = (started(each)._started().world for each in (chosen, options))
+    assert found.opening == "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
+    for field in ("by_kind", "base_commit", "patch", "test_patch"):  # of the one that is solved below
+        assert getattr(found.playable.instance, field) == getattr(usual.playable.instance, field)
 
 
 def test_no_commit_after_or_before_can_be_read(options: dict[str, Any], instance: dict[str, Any], folder: Path) -> None:
@@ -179,21 +187,20 @@ def test_a_late_command_is_ended_and_its_effects_kept(options: dict[str, Any], m
     assert said(left) == "1"
 
 
-BOTH = [DECLARED, REPAIRED]
-COMMIT = "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"
-HIDE = "bash rm -r tests; ln -s /tmp tests; echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"
+COMMIT = f"{DECLARED}\nrm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"
+HIDE = f"{DECLARED}\nrm -r tests; ln -s /tmp tests; echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"
 NO_RUN = (
-    "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; "
+    f"{DECLARED}\nrm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; "
     "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"
 )
 EARNS = {
     "half of it": ([DECLARED], 0.0),
     "the other half": ([REPAIRED], 0.0),
-    "both": (BOTH, 1.0),
-    "both, and another test broken": ([*BOTH, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
-    "both, committed, without tests": ([*BOTH, COMMIT], 1.0),
-    "both, tests that lead away, and modules that hide others": ([*BOTH, HIDE], 1.0),
-    "both, a folder in the way, and a pytest that is configured to do nothing": ([*BOTH, NO_RUN], 1.0),
+    "both": ([DECLARED, REPAIRED], 1.0),
+    "both, and another test broken": ([REPAIRED, f"{DECLARED}\nsed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
+    "both, committed, without tests": ([REPAIRED, COMMIT], 1.0),
+    "both, tests that lead away, and modules that hide others": ([REPAIRED, HIDE], 1.0),
+    "both, a folder in the way, and a pytest that is configured to do nothing": ([REPAIRED, NO_RUN], 1.0),
 }
 
 
@@ -225,7 +232,7 @@ PACKAGES = {  # contents of src/fruit/__init__.py
     "os.write(events, b'[\"exit\", 0]\\n')\nos._exit(0)\n",
     "a package that looks for the sign": "import glob, json, os, re\nfound = ''\n"
     "for path in glob.glob('/proc/[0-9]*/*') + glob.glob('/testbed/.*'):\n"
-    "    try:\n        found += open(path, errors='replace').read(1 << 20)\n    except OSError:\n        pass\n"
+    "    try:\n        found += open(path, errors='replace').read(1 << 16)\n    except OSError:\n        pass\n"
     "try:\n    parent = open('/proc/%d/mem' % os.getppid(), 'rb')\n    found += 'the judge is open'\n"
     "except OSError:\n    pass\n"
     "names = ['tests/test_scales.py::' + name for name in "
@@ -252,8 +259,7 @@ FORGERIES = {name: ("src/fruit/__init__.py", content) for name, content in PACKA
 @pytest.mark.parametrize("name", FORGERIES)
 def test_to_change_the_judge_earns_nothing(options: dict[str, Any], name: str) -> None:
     path, content = FORGERIES[name]
-    forgery = f"bash mkdir -p $(dirname {path}); cat > {path} <<'END'\n{content}END"
-    assert played(options, [DECLARED, forgery, "submit"])[-1].score == 0.0
+    assert judged(options, {"src/fruit/peel.py": files.PEEL, path: content}) == 0.0
 
 
 OWN = ("django", "sympy")
@@ -309,8 +315,8 @@ def test_a_test_passes_where_its_runner_says_ok(options: dict[str, Any], package
 @pytest.mark.parametrize("forgery", ["leaves", "lies", "swallows"])
 def test_to_change_their_runners_earns_nothing(options: dict[str, Any], package: str, forgery: str) -> None:
     content = {"leaves": "import os\nos._exit(0)\n", "lies": REPORTER[package] + LIES, "swallows": SWALLOWS[package]}
-    written = f"bash cat - {package}/scales.py > new <<'END'\n{content[forgery]}\nEND\nmv new {package}/scales.py"
-    assert played(own_options(options, package), [written, "submit"])[-1].score == 0.0
+    scales = f"{content[forgery]}\n{files.COUNTING}{files.WRONG}"
+    assert judged(own_options(options, package), {f"{package}/scales.py": scales}) == 0.0
 
 
 SPEAKS = """import json, os, sys
@@ -334,8 +340,7 @@ if len(sys.argv) > 3 and sys.argv[0] == "-c":
 
 def test_what_is_not_promised_of_the_judge_is_what_the_docs_say(options: dict[str, Any]) -> None:
     """Code that speaks the judge's own protocol is believed. Where this fails, docs/assets.md promises too little."""
-    forgery = f"bash cat > src/fruit/__init__.py <<'END'\n{SPEAKS}END"
-    assert played(options, [DECLARED, forgery, "submit"])[-1].score == 1.0
+    assert judged(options, {"src/fruit/peel.py": files.PEEL, "src/fruit/__init__.py": SPEAKS}) == 1.0
 
 
 def test_the_plugin_runs_on_the_python_of_djangos_oldest_instances() -> None:
@@ -348,13 +353,13 @@ def test_a_conftest_that_people_change_may_be_changed(options: dict[str, Any], i
     patch += "-addopts = -ra\n+addopts = -ra --strict-markers\n"
     changed = instance | {"instance_id": "acme__fruit-8", "patch": instance["patch"] + patch}
     chosen, environments = with_instances(options, "setup.jsonl", changed), Path(options["environments"])
-    shutil.copytree(environments / ID, environments / "acme__fruit-1.2", symlinks=True)
-    broken = "bash printf '[tool:pytest]\\naddopts = --collect-only\\n' > setup.cfg"
-    assert played(chosen, [DECLARED, REPAIRED, broken, "submit"])[-1].score == 0.0
+    (environments / "acme__fruit-1.2").symlink_to(ID)
+    broken = f"{DECLARED}\nprintf '[tool:pytest]\\naddopts = --collect-only\\n' > setup.cfg"
+    assert played(chosen, [REPAIRED, broken, "submit"])[-1].score == 0.0
 
 
 def test_what_installing_left_is_there(options: dict[str, Any], instance: dict[str, Any], folder: Path) -> None:
-    shutil.copytree(folder / "environments" / ID, folder / "environments/acme__fruit-9", symlinks=True)
+    (folder / "environments/acme__fruit-9").symlink_to(ID)
     built = folder / "environments/acme__fruit-9.built"
     (built / "src/fruit").mkdir(parents=True)
     (built / "src/fruit/_version.py").write_text("VERSION = 7\n")

@@ -108,15 +108,15 @@ def agentbench_os(folder: Path) -> Form:
     options = test_asset_os.written(folder)
     words = [
         {"description": f"Word {n}?", "create": {"init": f"echo w{n} > /root/word"}, "evaluation": {"match": f"w{n}"}}
-        for n in range(4)
+        for n in range(2)
     ]
-    files = [(f"Files {n}?", f"mkdir /d && touch $(seq -f /d/%g {n})", "ls /d | wc -l") for n in range(1, 4)]
-    modes = [test_asset_os.MODES | {"description": f"Modes {n}."} for n in range(3)]
-    rows = [*words, *(test_asset_os.asked(*each) for each in files), *modes]
+    fruit = [{"description": f"{each}?", "evaluation": {"match": {"regex": f"^{each}$"}}} for each in "abcdef"]
+    files = test_asset_os.asked("Files?", "mkdir /d && touch /d/1 /d/2 /d/3", "ls /d | wc -l")
+    rows = [*words, *fruit, files, test_asset_os.MODES]
     (folder / "data/5/new.json").write_text(json.dumps(rows))
-    given = [*(f"w{n}" for n in range(4)), "1", "2", "3"]
-    right = [*([f"Act: answer({each})"] for each in given), *([["bash chmod 660 ~/notes/*", "Act: finish"]] * 3)]
-    wrong = [*([f"Act: answer({each}0)"] for each in given), *([["Act: finish"]] * 3)]
+    given = ["w0", "w1", *"abcdef", "3"]
+    right = [*([f"Act: answer({each})"] for each in given), ["bash chmod 660 ~/notes/*", "Act: finish"]]
+    wrong = [*([f"Act: answer({each}0)"] for each in given), ["Act: finish"]]
     return Form(env="agentbench_os", options={"train": options["train"]}, right=right, wrong=wrong)
 
 

@@ -17,7 +17,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
 from slipstream.envhub.isolation.sandbox import HOME, Finished, Limits, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.step_deadline import StepDeadline
-from tests.envhub.isolation.sandboxed import LIMITS, TREE, run, running
+from tests.envhub.isolation.sandboxed import LIMITS, TREE, allowed, run, running
 from tests.waiting import until, wait_until
 
 
@@ -92,9 +92,8 @@ except OSError:
 
 
 def test_a_command_writes_nothing_but_home_and_tmp_and_gets_no_capability_from_a_setuid_program() -> None:
-    for path in ("/", "/usr/bin", "/usr/local", "/dev", "/home", "/proc/sys/kernel", "/etc", "/sys"):
-        assert run(f"echo x > {path}/mine || echo refused").output.endswith("refused\n"), path
-    assert run("mount -t tmpfs none /usr || echo refused").output.endswith("refused\n")
+    others = ("/", "/usr/bin", "/usr/local", "/dev", "/home", "/proc/sys/kernel", "/etc", "/sys")
+    assert allowed(*(f"echo x > {path}/mine" for path in others), "mount -t tmpfs none /usr") == []
     # An own user namespace gives no power over what is outside.
     own = run("unshare -Ur true || echo refused; echo 1 > /proc/sys/vm/drop_caches || echo refused")
     assert own.output.count("refused") >= 1
@@ -112,9 +111,8 @@ ESCAPES = {
 }
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-def test_no_memory_beyond_the_limits_and_no_other_process_can_be_reached(name: str) -> None:
-    assert run(f"({ESCAPES[name]}) >/dev/null 2>&1 && echo got it || echo refused").output.endswith("refused\n")
+def test_no_memory_beyond_the_limits_and_no_other_process_can_be_reached() -> None:
+    assert allowed(*ESCAPES.values()) == []
 
 
 STOPPING = {

@@ -141,7 +141,7 @@ async def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_i
         start = asyncio.create_task(env.reset(TASK))
         await asyncio.sleep(0.5)
         assert not start.done()
-        with env_host(tmp_path, "--names=grid", port=port):
+        with env_host(tmp_path, "--names=grid", "--processes=1", port=port):
             await start
             await env.step("up")
             await env.close()
@@ -149,7 +149,7 @@ async def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_i
 
 def test_a_stopped_server_that_answers_no_ping_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.envhub.remote.client_connection.PING_S", 2.0)
-    with env_host(tmp_path, "--names=grid") as host:
+    with env_host(tmp_path, "--names=grid", "--processes=1") as host:
         env = far(host.url, "grid")
         asyncio.run(env.reset(TASK))
         host.process.send(signal.SIGSTOP)

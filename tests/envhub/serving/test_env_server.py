@@ -29,7 +29,7 @@ def test_a_client_needs_the_secret_which_no_log_contains_and_sigterm_ends_the_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("s3cret-of-mine\n")
-    settings = [f"--key-file={tmp_path / 'secret'}", "--names=grid"]
+    settings = [f"--key-file={tmp_path / 'secret'}", "--names=grid", "--processes=1"]
     with env_host(tmp_path, *settings) as host:
         assert host.health()["status"] == "ok"
         for wrong in ("", "another"):
@@ -142,6 +142,6 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = env_process(tmp_path, "--names=grid", f"--port={port}")
+        server = env_process(tmp_path, "--names=grid", "--processes=1", f"--port={port}")
         assert server.wait(90) == 2
         assert f"`--port` {port} cannot be bound" in server.said()
