@@ -131,7 +131,7 @@ def test_weights_and_moments_are_float32_there_and_the_published_bfloat16(steps:
 def test_a_layer_with_a_state_keeps_no_keys(steps: dict[str, MeasuredStep]) -> None:
     states, dense = steps["states on 8"], steps["dense on 8"]
     assert (states.num_attending, states.num_layers, dense.num_attending) == (1, 2, 2)
-    assert states.kv_token_bytes == dense.kv_token_bytes / 2
+    assert states.kv_token_bytes == dense.kv_token_bytes / 2 == 2 * 2 * 32 * 2  # K and V, heads, bfloat16
 
 
 def test_each_rank_has_its_part_of_the_weights(steps: dict[str, MeasuredStep]) -> None:
