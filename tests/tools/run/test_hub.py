@@ -32,6 +32,7 @@ def of_cache(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_an_id_becomes_the_folder_of_its_snapshot(
     verb: str, cache: Path, refused: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(cache)  # where no rows are
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     snapshot = cache / "models--maker--tiny" / "snapshots" / REVISION
