@@ -188,7 +188,7 @@ def test_a_sequence_that_one_rank_cannot_hold_fits_four(steps: dict[str, Measure
 
 def test_no_matrix_of_all_scores_of_each_head_is_made(steps: dict[str, MeasuredStep]) -> None:
     """With sinks all heads share a mask; in the queries' dtype it is for all heads as large as one head's scores."""
-    scores_bytes = 2 * 2 * SINKS["num_attention_heads"] * (LONG_TOKENS // 2) ** 2  # of two sequences
+    scores_bytes = 2 * SINKS["num_attention_heads"] * (LONG_TOKENS // 2) ** 2  # of one of two sequences
     assert steps["sinks on 8"].step_peak_bytes < steps["dense on 8"].step_peak_bytes + scores_bytes
 
 
