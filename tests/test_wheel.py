@@ -59,7 +59,7 @@ def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(inst
 
 
 def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: Path, tmp_path: Path) -> None:
-    modules = "learner.objective.kl", "actors.engine.orders", "envhub.shop.products", "common.config.config"
+    modules = "learner.fit.fit_options", "actors.engine.shadow_memory", "envhub.shop.products", "common.config.config"
     program = "".join(f"import slipstream.{name}; " for name in (*modules, "tools.cli.cli"))
     program += "from slipstream.replay.records import scripts; print(scripts.__file__)"
     done = run(installed, "-c", program, cwd=tmp_path)

@@ -93,7 +93,8 @@ def test_what_is_copied_for_a_publish_is_what_was_trained(pair: ModelPair) -> No
     torch.testing.assert_close(pair.weights, dict(full_tensors(pair.model)), rtol=0, atol=0)
 
 
-def test_chunks_need_a_fraction_of_the_memory(ranks: Ranks) -> None:
+def test_chunks_need_a_fraction_of_the_memory(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.tools.lab.bench.logprobs.VOCAB_SIZE", 8192)
     row = memory_row(ranks.device)
     assert row.holds
-    assert row.against > 256  # [tokens, vocab] in float32 at least, in MiB
+    assert row.against > 64  # [tokens, vocab] in float32 at least, in MiB

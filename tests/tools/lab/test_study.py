@@ -152,7 +152,7 @@ def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
         practised = practice(config, lag=1, ranks=ranks, runner=runner)
         learner = practised.learner
         before = {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
-        steps = [practised.step() for _ in range(3)]
+        steps = [practised.step() for _ in range(2)]
     for step in steps:
         trained = [trajectory for group in step.batch.groups for trajectory in group.trajectories]
         assert len(trained) == 16
@@ -161,7 +161,7 @@ def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
         )
         assert math.isfinite(step.metrics.loss) and math.isfinite(step.metrics.grad_norm)
         assert not step.metrics.skipped
-    assert learner.progress.step == learner.progress.policy_version == 3
+    assert learner.progress.step == learner.progress.policy_version == 2
     assert learner.progress.next_group_id == steps[-1].batch.next_group_id
     assert learner.progress.tokens_trained == sum(
         each.num_own_tokens for step in steps for group in step.batch.groups for each in group.trajectories

@@ -221,8 +221,9 @@ def test_a_learner_on_several_hosts_is_a_slurm_job_of_as_many_nodes(tmp_path: Pa
 def test_hosts_have_gpus_if_the_model_is_for_them() -> None:
     names = [name for files in TEMPLATES.values() for name in files if name not in ("patch.yaml", "kustomization.yaml")]
     for settings, asks in (([], False), (["learner.ranks=8"], False), (GPUS, True)):
+        config = configured(*settings)
         for name in names:
-            text = written(name, configured(*settings))
+            text = written(name, config)
             assert bool(re.search(r"nvidia.com/gpu|accelerators|--gpus-per-node", text)) is asks
     two_hosts = configured("model.dtype=bfloat16", "learner.hosts=2", "learner.ranks=8")
     assert "#SBATCH --gpus-per-node=4" in written("learner.sbatch", two_hosts)

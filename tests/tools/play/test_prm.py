@@ -109,8 +109,8 @@ def test_a_label_is_the_share_of_completions_that_succeed(rows: list[dict[str, A
 @pytest.fixture(scope="module")
 def model(root: Path, rows: list[dict[str, Any]]) -> Path:
     """A model of the process that `slipstream fit prm` trains on the rows."""
-    sizes = [f"model.path={root}/model", "model.max_tokens=64", "sampling.max_turn_tokens=4", "optim.lr=0.005"]
-    options = [f"--data={root}/rows.jsonl", "--held-out=0.2", "--batch-rows=24", "--epochs=60"]
+    sizes = [f"model.path={root}/model", "model.max_tokens=64", "sampling.max_turn_tokens=4", "optim.lr=0.01"]
+    options = [f"--data={root}/rows.jsonl", "--held-out=0.2", "--batch-rows=96", "--epochs=60"]
     done = slipstream("fit", "prm", *sizes, *options, f"run.root={root}/runs", "run.name=process")
     assert done.returncode == 0, done.stderr
     assert "held out loss 0.693" in done.stderr  # before the first step, every turn has 0.5

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slipstream.actors.engine.shadow_memory import GIB
@@ -12,6 +13,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.run.devices import Split, split_devices
 from slipstream.tools.run.sharing import share_gpus
 from tests.learner.model.model_configs import CONFIGS
+from tests.tools.plan.test_plan import STEP
 
 EIGHT = [str(number) for number in range(8)]
 
@@ -90,11 +92,13 @@ def real_model(folder: Path) -> str:
 
 
 def test_actors_that_share_the_learners_gpu_pull_and_get_the_memory_that_their_episodes_can_use(
-    one_gpu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one_gpu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    step = msgspec.structs.replace(STEP, kv_token_bytes=1536)  # test_plan has a measured one
+    monkeypatch.setattr("slipstream.tools.run.sharing.measure", lambda config: step)
     actors = chosen(real_model(tmp_path / "model"), "model.dtype=bfloat16", "model.max_tokens=2048").actors
     assert actors.transport == "pull"
-    assert actors.kv_cache_bytes == 64 * 2048 * 2 * 2 * 3 * 64 * 2  # episodes, tokens, layers, K and V, heads, bfloat16
+    assert actors.kv_cache_bytes == 64 * 2048 * 1536  # episodes, tokens
     said = capsys.readouterr().out
     assert "learner and actors share GPU 0: the actors pull weights (actors.transport=pull)" in said
     assert f"are for keys and values (actors.kv_cache_bytes={actors.kv_cache_bytes})" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.tools.run.hub import local_model
-from tests.tools.cli.verbs import ASCII_LOCALE, slipstream
+from tests.tools.cli.verbs import ASCII_LOCALE, Output, slipstream
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -28,11 +28,17 @@ def of_cache(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return slipstream(*arguments, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache))
 
 
-def test_an_id_becomes_the_folder_of_its_snapshot(cache: Path) -> None:
+@pytest.mark.parametrize("verb", ["eval", "collect rows.jsonl", "up --dry-run"])
+def test_an_id_becomes_the_folder_of_its_snapshot(
+    verb: str, cache: Path, refused: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cache)  # where no rows are
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     snapshot = cache / "models--maker--tiny" / "snapshots" / REVISION
     for name in ("maker/tiny", f"maker/tiny@{REVISION}"):
-        done = of_cache(cache, "eval", f"model.path={name}", "env.name=shop")
-        assert done.returncode == 2 and f"`model.path` {snapshot} has no *.safetensors" in done.stderr
+        said = refused(*verb.split(), f"model.path={name}", "env.name=shop")
+        assert f"`model.path` {snapshot} has no *.safetensors" in said
 
 
 def test_the_files_of_a_model_are_read_in_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
@@ -40,7 +46,7 @@ def test_the_files_of_a_model_are_read_in_utf8_whatever_the_locale_is(tmp_path: 
         (tmp_path / name).touch()
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (tmp_path / "config.json").write_text('{"_name_or_path": "Grüße", "max_position_embeddings": 4}', encoding="utf-8")
-    done = slipstream("eval", f"model.path={tmp_path}", "env.name=shop", **ASCII_LOCALE)
+    done = slipstream("up", "--dry-run", f"model.path={tmp_path}", "env.name=shop", **ASCII_LOCALE)
     assert done.returncode == 2 and "`model.max_tokens` must be <= 4, the context of the model" in done.stderr
 
 

@@ -155,9 +155,9 @@ def test_an_evaluation_takes_slots_and_keeps_its_weights() -> None:
     and 30 s, and the fourth at 50 s.
     """
     facts = with_episodes([PlayedTurn(num_tokens=100, env_s=0.0)], step_times=[NO_STEP], refresh_s=0.0, eval_episodes=4)
-    alone = outcome(facts, target_lag=1, max_episodes=4, group_size=4)
+    alone = outcome(facts, target_lag=1, max_episodes=4, group_size=4, num_steps=60)
     assert alone.steps_per_hour == pytest.approx(360, rel=0.02)
-    beside = outcome(facts, target_lag=1, max_episodes=4, group_size=4, eval_every=4)
+    beside = outcome(facts, target_lag=1, max_episodes=4, group_size=4, eval_every=4, num_steps=60)
     assert beside.steps_per_hour == pytest.approx(288, rel=0.02)
 
 
@@ -176,7 +176,7 @@ def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
 
 def test_groups_that_teach_nothing_are_replaced_and_count_as_waste() -> None:
     facts = dataclasses.replace(FACTS, useful_share=0.5, refresh_s=0.0, step_times=[NO_STEP])
-    found = outcome(facts, target_lag=2, groups_per_step=4, num_steps=400)
+    found = outcome(facts, target_lag=2, groups_per_step=4, num_steps=150)
     assert found.wasted_share == pytest.approx(0.5, abs=0.05)
     assert found.steps_per_hour == pytest.approx(3600 / 8, rel=0.1)  # eight episodes of 1 s, one after another
 
@@ -203,13 +203,13 @@ def test_siblings_are_played_as_they_were_together() -> None:
     """A recorded group lasts 1 s, another 9 s: 5 s on average, where siblings of both would last 7 s."""
     groups = [[[PlayedTurn(num_tokens=10 * lasts, env_s=0.0)]] * 2 for lasts in (1, 9)]
     facts = dataclasses.replace(FACTS, groups=groups, refresh_s=0.0, step_times=[NO_STEP])
-    found = outcome(facts, group_size=2, max_episodes=2, num_steps=1000)
+    found = outcome(facts, group_size=2, max_episodes=2, num_steps=400)
     assert found.steps_per_hour == pytest.approx(3600 / 5, rel=0.1)
 
 
 def test_failed_attempts_are_repeated() -> None:
     facts = dataclasses.replace(FACTS, failed_share=0.5, refresh_s=0.0, step_times=[NO_STEP])
-    assert outcome(facts, target_lag=1, num_steps=1000).steps_per_hour == pytest.approx(1800, rel=0.1)
+    assert outcome(facts, target_lag=1, num_steps=400).steps_per_hour == pytest.approx(1800, rel=0.1)
 
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
