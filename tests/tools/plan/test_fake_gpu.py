@@ -59,6 +59,7 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "dense on 1": (DENSE, {}, 1),
     "dense on 8": (DENSE | LONG, long_step(2, LONG_TOKENS), 8),
     "experts on 8": (EXPERTS, {}, 8),
+    "adapters on 1": (DENSE, LORA, 1),
     "adapters on 8": (DENSE, LORA, 8),
     "states on 8": (STATES, {}, 8),
     "sinks on 8": (SINKS | LONG, long_step(2, LONG_TOKENS), 8),
@@ -147,9 +148,10 @@ def test_each_rank_has_its_part_of_the_weights(steps: dict[str, MeasuredStep]) -
 
 
 def test_only_adapters_are_trained_and_published(steps: dict[str, MeasuredStep]) -> None:
-    whole, adapters = steps["dense on 1"], steps["adapters on 8"]
+    whole, adapters = steps["dense on 1"], steps["adapters on 1"]
     num_added = adapters.num_parameters - whole.num_parameters
-    assert 8 * adapters.trained_bytes == adapters.published_bytes == 4 * num_added
+    assert adapters.trained_bytes == adapters.published_bytes == 4 * num_added
+    assert steps["adapters on 8"].trained_bytes == adapters.trained_bytes / 8
 
 
 def test_offloaded_weights_and_moments_are_on_the_host(steps: dict[str, MeasuredStep]) -> None:
