@@ -22,7 +22,8 @@ $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setu
 	@echo "1 of 3: installing torch; pip shows nothing until it is done"
 	bash tools/setup_torch.sh $(BIN)/python
 	@echo "2 of 3: installing $$(grep -c == requirements/lock.txt) packages, which takes some minutes"
-	$(BIN)/pip install $(PIP_FLAGS) --no-compile --no-deps --require-hashes -r requirements/lock.txt
+	$(BIN)/python -m compileall -q $(VENV)/lib > /dev/null & \
+	  $(BIN)/pip install $(PIP_FLAGS) --no-compile --no-deps --require-hashes -r requirements/lock.txt && wait
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # on all cores; some packages ship templates
 	@echo "3 of 3: installing Slipstream"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
@@ -53,11 +54,11 @@ build/sums40.jsonl: tools/lab/gpu/sums.py | $(STAMP)
 test: setup
 	$(MAKE) --no-print-directory --jobs 2 check suite
 
-# Four test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
+# Five test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
 # Bytecode is kept: each worker, and each process that a test starts, would compile all of our modules again.
 suite: setup build/adapters-verifiers/.installed
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # The long tests, which `make test` leaves out, with foreign scripts, a Ray cluster and the image.

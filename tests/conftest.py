@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -45,12 +45,15 @@ if TYPE_CHECKING:
 start_by_forks()
 
 # Files run in parallel. With the longest ones first, no worker is left alone with a long one at the end.
-LONGEST = ["test_up", "test_rerun", "test_vllm_engine", "test_vllm_recompute", "test_overlapped_engine", "test_loop"]
-LONGEST += ["test_family_table", "test_compiler", "test_elastic", "test_faults", "test_checkpoint_kill", "test_fsdp"]
-LONGEST += ["test_env_contract", "test_fake_gpu", "test_peak", "test_asset_swebench", "test_tensor_parallel"]
-LONGEST += ["test_relay", "test_objective_proof", "test_bare_host", "test_bad_input", "test_replay_faults"]
-LONGEST += ["test_weight_faults", "test_env_faults", "test_no_room", "test_ledger", "test_leaving", "test_fit_verb"]
-LONGEST += ["test_accumulation", "test_damaged_run", "test_weights"]
+# Those that start vLLM are for two workers, each of which imports it once: see tests/preload.py.
+VLLM = ["test_up", "test_loop", "test_rerun", "test_vllm_engine", "test_family_table", "test_leaving", "test_faults"]
+VLLM += ["test_tensor_parallel", "test_bad_input", "test_vllm_recompute", "test_collect", "test_start_failures"]
+VLLM += ["test_overlapped_engine", "test_loop_to_read", "test_export", "test_python_api", "test_logprob_parity"]
+VLLM += ["test_vllm_exchange", "test_family_engine", "test_vllm_tool_calls"]
+LONGEST = [*VLLM, "test_env_contract", "test_fsdp", "test_compiler", "test_elastic", "test_checkpoint_kill"]
+LONGEST += ["test_fake_gpu", "test_asset_swebench", "test_relay", "test_objective_proof", "test_bare_host"]
+LONGEST += ["test_replay_faults", "test_weight_faults", "test_env_faults", "test_road", "test_foreign", "test_ledger"]
+LONGEST += ["test_accumulation", "test_damaged_run", "test_peak", "test_no_room", "test_weights", "test_server_command"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,6 +78,20 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     # More threads than cores wait for each other in turns: a learner's step took seven times the CPU.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     start_workers_by_forks(config.invocation_params.args)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            stem = Path(nodeid.split("::")[0]).stem
+            return f"vLLM {VLLM.index(stem) % 2}" if stem in VLLM else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
