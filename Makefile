@@ -54,11 +54,11 @@ build/sums40.jsonl: tools/lab/gpu/sums.py | $(STAMP)
 test: setup
 	$(MAKE) --no-print-directory --jobs 2 check suite
 
-# Five test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
+# Four test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
 # Bytecode is kept: each worker, and each process that a test starts, would compile all of our modules again.
-suite: setup build/adapters-verifiers/.installed
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder || \
+suite: setup
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # The long tests, which `make test` leaves out, with foreign scripts, a Ray cluster and the image.
@@ -249,7 +249,7 @@ test-adapters-rewards: setup
 	build/adapters-rewards/bin/python -c "import trl.rewards, verl.utils.reward_score"  # else its tests would be skipped
 	build/adapters-rewards/bin/python -m pytest tests/adapters/rewards
 
-# For a process that plays the episodes of verifiers, whose pins conflict with ours: `make test` needs it too.
+# For a process that plays the episodes of verifiers, whose pins conflict with ours: `make ci-long` needs it.
 build/adapters-verifiers/.installed: requirements/adapters-verifiers.txt requirements/lock.txt | $(STAMP)
 	$(call beside-ours,verifiers)
 	build/adapters-verifiers/bin/pip install $(PIP_FLAGS) --no-warn-conflicts -r $<

@@ -1,4 +1,4 @@
-"""The whole loop as a person starts it: `slipstream up`, on this machine, beside files with our names, to the end."""
+"""The whole loop as a person starts it: `slipstream up`, on this machine, to the end."""
 
 import json
 import os
@@ -18,7 +18,6 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.lab.loopback_server import start_server
 from tests.learner.lead.test_metrics_page import explained
 from tests.processes import CLI, MARK, REPOSITORY, nothing_runs
-from tests.whole.test_own_names import write_files
 
 PARTS = ["wait", "archive", "measure", "pack", "forward", "backward", "optimizer"]
 PARTS += ["publish", "evaluate", "record", "checkpoint"]
@@ -56,16 +55,14 @@ def test_up_runs_from_nothing_to_its_end_and_leaves_a_whole_account(run_id: str,
 def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any]:
     """Its summary, which agrees with all else that it leaves."""
     run_dir = RunDir(tmp_path, run_id)
-    here = tmp_path / "here"
-    write_files(here)
     up = ["up", str(REPOSITORY / "conf/quickstart.yaml"), f"run.name={run_id}", f"run.root={tmp_path}"]
     up += [f"learner.steps={length.num_steps}", f"learner.checkpoint_every={length.checkpoint_every}"]
     up += [f"eval.every={length.eval_every}", f"eval.num_tasks={length.num_tasks}"]
     up += [f"warm_start.episodes={length.warm_start}", f"replay.groups_per_step={length.groups}"]
-    up += ["env.rewards={patience: {part: 'tools:patience', weight: 0}}"]
+    up += ["env.rewards={patience: {part: 'tests.guess:patience', weight: 0}}"]
     up += [f"replay.drop_zero_variance={str(length.drops_equal).lower()}"]
     up += ["sampling.temperature=1"]  # at the quickstart's own it begins where thirty steps lead to
-    said = slipstream(up, mark=run_id, cwd=here, PYTHONPATH=".")
+    said = slipstream(up, mark=run_id, cwd=tmp_path)
     assert nothing_runs(run_id)
     records = list(read_metrics(run_dir.metrics))
     steps = [record for record in records if "trained/reward" in record]
@@ -81,7 +78,7 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
     assert "held-out success, final" in said and "balanced" in said
     with start_server(run_dir.redis) as server:  # the run's own, on what it left
         audit = ["replay", "audit", f"run.name={run_id}", f"redis.url={server.url}"]
-        audited = slipstream(audit, mark=run_id, cwd=here, SLIPSTREAM_REDIS_PASSWORD=server.password)
+        audited = slipstream(audit, mark=run_id, cwd=tmp_path, SLIPSTREAM_REDIS_PASSWORD=server.password)
     assert "WRONG" not in audited and f"{run_id}: train" in audited
     return summary
 

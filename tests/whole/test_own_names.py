@@ -50,7 +50,8 @@ class MyEnv:
 }
 ONE_STEP = [setting for setting in GUESS if not setting.startswith("env.name")]
 ONE_STEP += ["run.name=mine", "replay.groups_per_step=2", "replay.group_size=2", "replay.drop_zero_variance=false"]
-ONE_STEP += ["learner.steps=1", "actors.count=1", "warm_start.episodes=4"]
+PATIENCE = "env.rewards={patience: {part: 'tools:patience', weight: 0.5}}"
+ONE_STEP += [PATIENCE, "learner.steps=1", "actors.count=1", "warm_start.episodes=4"]
 
 
 def write_files(folder: Path) -> None:
@@ -59,7 +60,23 @@ def write_files(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-@pytest.mark.long  # tests/whole/test_loop.py runs in such a folder, with a reward of the user's
+@pytest.fixture(autouse=True)
+def _no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs import what they find, not what a process of tests/preload.py has imported."""
+    monkeypatch.setattr("tests.preload.PYTHON", "")
+
+
+def test_a_run_in_a_folder_with_names_of_ours_is_checked_with_the_users_files(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    check = ["-P", *CLI, "up", "--dry-run", "conf/mine.yaml", *ONE_STEP]
+    done = python(*check, cwd=tmp_path, PYTHONPATH="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "tools.py").write_text(NOT_OURS)
+    done = python(*check, cwd=tmp_path, PYTHONPATH="")
+    assert done.returncode == 2 and "this is not what was meant" in done.stderr
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("python_path", ["", "."])
 def test_a_run_in_a_folder_with_names_of_ours_plays_with_the_users_files(tmp_path: Path, python_path: str) -> None:
     write_files(tmp_path)

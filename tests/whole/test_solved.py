@@ -10,7 +10,7 @@ from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, PLAYED_BY_OTHERS, Run
 
 SOLVED = [*GUESS, *PLAYED_BY_OTHERS, "env.name=tests.whole.solved:SolvedEnv"]
-SOLVED += ["learner.steps=100000", "learner.checkpoint_every=1000"]
+SOLVED += ["learner.steps=100000", "learner.checkpoint_every=1000", "replay.groups_per_step=1", "replay.group_size=2"]
 
 
 @pytest.mark.timeout(900)

@@ -86,7 +86,8 @@ def append(journal: Path, record: msgspec.Struct) -> None:
 
 
 def read_journal(journal: Path) -> Iterator[Acknowledged]:
-    for line in journal.read_bytes().splitlines():
+    """Its whole lines: beside its writer, a part of the last one can be read."""
+    for line in journal.read_bytes().rpartition(b"\n")[0].splitlines():
         yield msgspec.json.decode(line, type=Acknowledged)
 
 
