@@ -62,7 +62,7 @@ def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any
     up += ["env.rewards={patience: {part: 'tests.guess:patience', weight: 0}}"]
     up += [f"replay.drop_zero_variance={str(length.drops_equal).lower()}"]
     up += ["sampling.temperature=1"]  # at the quickstart's own it begins where thirty steps lead to
-    said = slipstream(up, mark=run_id, cwd=tmp_path)
+    said = slipstream(up, mark=run_id, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert nothing_runs(run_id)
     records = list(read_metrics(run_dir.metrics))
     steps = [record for record in records if "trained/reward" in record]
