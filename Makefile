@@ -22,9 +22,10 @@ $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setu
 	@echo "1 of 3: installing torch; pip shows nothing until it is done"
 	bash tools/setup_torch.sh $(BIN)/python
 	@echo "2 of 3: installing $$(grep -c == requirements/lock.txt) packages, which takes some minutes"
+	@# torch is compiled meanwhile, then the rest on all cores. Some packages ship templates, which cannot be compiled.
 	$(BIN)/python -m compileall -q $(VENV)/lib > /dev/null & \
 	  $(BIN)/pip install $(PIP_FLAGS) --no-compile --no-deps --require-hashes -r requirements/lock.txt && wait
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # on all cores; some packages ship templates
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@echo "3 of 3: installing Slipstream"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	touch $(STAMP)

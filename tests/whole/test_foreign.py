@@ -70,8 +70,8 @@ def record(redis_server: Server, tmp_path_factory: pytest.TempPathFactory, reque
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums(40)))
         (folder / "run.yaml").write_text(json.dumps({"env": {"mixture": {name: KINDS[name] for name in kinds}}}))
         files = [REPOSITORY / "docs/examples/foreign/foreign.yaml", folder / "run.yaml"]
-        settings = [*map(str, files), f"model.path={folder / 'model'}", *SETTINGS]
-        settings.append(f"replay.groups_per_step={len(kinds)}")
+        sizes = [f"model.path={folder / 'model'}", f"replay.groups_per_step={len(kinds)}"]
+        settings = [*map(str, files), *sizes, *SETTINGS]
         with Run(f"test-foreign-{len(kinds)}", root=folder, server=redis_server, settings=settings) as run:
             learner = run.start_learner()
             run.start_scripted_actor("actor")

@@ -2,10 +2,10 @@
 
 It copies the repository, changes one operator or constant in the body of a function at a time, in Python or Lua, and
 runs the tests of the file's room that execute the line, or all of the room's if only other processes execute it. A
-fault is caught if they fail; if they take much longer than without it, they are late, which on a quiet machine counts
-as caught. The same seed draws the same faults from the same
-files; with `--again BEFORE.jsonl` those of another run are made again, where their line still is. A fault may change
-nothing that can be observed, so the share that is caught compares two versions of the tests, and no more.
+fault is caught if they fail. If they take much longer than without it, they are late: caught on a quiet machine, and
+beside other work no result. The same seed draws the same faults from the same files; with `--again BEFORE.jsonl` those
+of another run are made again, where their line still is. A fault may change nothing that can be observed, so the share
+that is caught compares two versions of the tests, and no more.
 """
 
 import argparse
